@@ -16,11 +16,11 @@ from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.relaxation.composed import Composed
 from perseus_solver.relaxation.graph import Graph, build_graph
-from perseus_solver.relaxation.network import intervals, stretch
 from perseus_solver.relaxation.periods import find_repetitions
 from perseus_solver.relaxation.samples import Prover, Sample, crossing
 from perseus_solver.relaxation.steady import NotSteady, Steady
 from perseus_solver.relaxation.tables import build_tables
+from perseus_solver.relaxation.timetables import intervals, stretch
 from perseus_solver.relaxation.whole import Whole
 
 BOUNDARY_BLOCKS, MOST_BOUNDARY_BLOCKS, BOUNDARY_SHARE = 6, 12, 0.4

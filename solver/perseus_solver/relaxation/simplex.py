@@ -19,6 +19,8 @@ ENDLESS = 1 << 61
 """A segment without end; no flow comes near it."""
 FORBIDDEN = 1 << 58
 """A cost that no flow pays, far above the sum of all others, far below what 64 bits hold."""
+_NEVER = FORBIDDEN << 3
+"""A cost that even required flow does not pay."""
 _BLOCK = 4.0
 """Of the arcs, about twice the square root of their number are looked at for the next pivot."""
 _NODE = np.dtype([("room", np.int64, 2), *((name, np.int32) for name in ("parent", "arc", "segment", "away"))])
@@ -49,9 +51,13 @@ class Segments:
         """
         first = len(self.cost) + 1
         # Beyond the last segment flow is forbidden, and below nothing, too.
-        self.cost += [-FORBIDDEN << 1, *cost, FORBIDDEN << 1]
+        self.cost += [-_NEVER, *cost, _NEVER]
         self.low += [0, 0, *end]
         return first
+
+    def required(self) -> int:
+        """Add the costs of an arc whose flow is required, nothing at first, and return which they are."""
+        return self.add([-_NEVER, FORBIDDEN, FORBIDDEN], [0, 1, ENDLESS]) + 1
 
 
 class Simplex:
@@ -89,7 +95,7 @@ class Simplex:
         for name, values in (("source", source), ("target", target), ("segment", segment)):
             self._other[name] = values[others]
         self._other["arc"] = others
-        self._potential = potential
+        self._potential = potential.copy()
         self._block = max(int(_BLOCK * len(others) ** 0.5), 10)
         self._order = np.empty((4, len(potential)), dtype=np.int32)
         self._state = _Simplex(
@@ -117,6 +123,43 @@ class Simplex:
         own = self._own[arc]
         by = cost - int(self._cost[own])
         self._cost[own] = cost
+        self._follow(arc, by)
+
+    def require(self, first: int, wanted: Int64s) -> None:
+        """Require so much flow on arcs, each with costs of its own from `Segments.required`.
+
+        The flow stays what it is until the next `solve`. Until then what is missing would save more than all else, and
+        what is too much costs more.
+
+        Args:
+            first: the first of these arcs.
+            wanted: int[k], units of flow.
+        """
+        arcs = slice(first, first + len(wanted))
+        flow, middle = self.flow[arcs], self._own[arcs]
+        inner, outer = (
+            np.flatnonzero((first <= arc) & (arc < arcs.stop)) for arc in (self._node["arc"], self._other["arc"])
+        )
+        of_inner, of_outer = self._node["arc"][inner] - first, self._other["arc"][outer] - first
+        before = self._cost[self._node["segment"][inner]]
+        missing = flow < wanted
+        self._low[middle] = np.minimum(flow, wanted)
+        self._low[middle + 1] = np.where(missing, wanted, np.maximum(flow, wanted + 1))
+        self._cost[middle - 1] = np.where(self._low[middle] > 0, -FORBIDDEN, -_NEVER)
+        self._cost[middle] = np.where(missing, -FORBIDDEN, FORBIDDEN)
+        above = middle + (flow > wanted)
+        self._other["segment"][outer] = above[of_outer]
+        # Of the two segments that meet at the flow, the one in which flow can go to the root.
+        away = self._node["away"][inner]
+        segment = above[of_inner] - away
+        self._node["segment"][inner] = segment
+        self._node["room"][inner, away] = self._low[segment + 1] - flow[of_inner]
+        self._node["room"][inner, 1 - away] = flow[of_inner] - self._low[segment]
+        for arc, by in zip((first + of_inner).tolist(), (self._cost[segment] - before).tolist(), strict=True):
+            self._follow(arc, by)
+
+    def _follow(self, arc: int, by: int) -> None:
+        """Correct the potentials after the cost of an arc has changed."""
         library().simplex_follow(ctypes.byref(self._state), arc, int(self._source[arc]), int(self._target[arc]), by)
 
     def solve(self) -> None:

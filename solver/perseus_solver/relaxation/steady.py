@@ -23,8 +23,9 @@ from perseus_solver.kinds import Index, Int64s
 from perseus_solver.model.problem import Problem
 from perseus_solver.relaxation.flow import min_cost_flow
 from perseus_solver.relaxation.graph import Graph, build_graph
-from perseus_solver.relaxation.network import Dual, Network, build_network, solve_supply
+from perseus_solver.relaxation.network import Dual, Network
 from perseus_solver.relaxation.periods import Repetition
+from perseus_solver.relaxation.simplex import ENDLESS
 from perseus_solver.relaxation.tables import Tables
 
 
@@ -145,19 +146,15 @@ class _Piece:
     Attributes:
         graph, network: of this part.
         rows, edges: its instructions and edges, numbered as in the problem.
-        enters, leaves: pairs of a network node and the class of a repetition's edges that flows in or out there. The
+        passes: pairs of a network node and the class of a repetition's edges whose flow comes in or goes out there. The
             classes of all repetitions are numbered together.
-        starts, ends: whether the iteration starts or ends in this part.
     """
 
     graph: Graph
     network: Network
     rows: Index
     edges: Index
-    enters: tuple[Index, Index]
-    leaves: tuple[Index, Index]
-    starts: bool
-    ends: bool
+    passes: tuple[Index, Index]
 
 
 class Steady:
@@ -216,16 +213,16 @@ class Steady:
         graph = build_graph(part, self._tables.tick_s)
         enters = np.flatnonzero((self._edge_class >= 0) & inside[head])
         leaves = np.flatnonzero((self._edge_class >= 0) & inside[tail])
-        return _Piece(
-            graph=graph,
-            network=build_network(self._tables, graph, part.option_of[graph.order].astype(np.intp)),
-            rows=rows,
-            edges=edges,
-            enters=(2 * graph.rank[renumber[head[enters]]], self._edge_class[enters]),
-            leaves=(2 * graph.rank[renumber[tail[leaves]]] + 1, self._edge_class[leaves]),
-            starts=number == 0,
+        nodes = np.concatenate((2 * graph.rank[renumber[head[enters]]], 2 * graph.rank[renumber[tail[leaves]]] + 1))
+        network = Network(
+            self._tables,
+            graph,
+            part.option_of[graph.order].astype(np.intp),
+            back=[(0, ENDLESS)] if number == 0 else [],
             ends=number == repetitions,
+            outside=np.unique(nodes),
         )
+        return _Piece(graph, network, rows, edges, (nodes, self._edge_class[np.concatenate((enters, leaves))]))
 
     @property
     def rows(self) -> int:
@@ -257,14 +254,13 @@ class Steady:
         edge = np.where(self._edge_class >= 0, on_edge[self._edge_class], 0)
         through = np.where(self._node >= 0, on_node[self._node], 0)
         for piece in self._pieces:
-            supply = np.zeros(piece.network.nodes, dtype=np.int64)
-            np.add.at(supply, piece.enters[0], on_edge[piece.enters[1]])
-            np.subtract.at(supply, piece.leaves[0], on_edge[piece.leaves[1]])
-            supply[-2] = price if piece.starts else 0
-            supply[-1] = -price if piece.ends else 0
-            dual = solve_supply(piece.network, piece.graph, price, supply)
+            nodes, passing = piece.passes
+            flow = np.zeros(2 * piece.graph.n, dtype=np.int64)
+            np.add.at(flow, nodes, on_edge[passing])
+            piece.network.exchange(flow)
+            dual = piece.network.solve()
             edge[piece.edges] = dual.edge
-            through[piece.rows] = dual.through[piece.graph.rank]
+            through[piece.rows] = dual.through
         return Dual(price, edge, through)
 
 

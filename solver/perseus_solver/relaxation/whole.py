@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from perseus_solver.kinds import Index
 from perseus_solver.relaxation.graph import Graph
+from perseus_solver.relaxation.network import Network
 from perseus_solver.relaxation.samples import NOTHING_J, Prover, Sample, by_price, crossing
-from perseus_solver.relaxation.simplex import ENDLESS, FORBIDDEN, Segments, Simplex
-from perseus_solver.relaxation.tables import Tables
+from perseus_solver.relaxation.simplex import ENDLESS, FORBIDDEN
 
 SHARPNESS, _SHARP_ROWS = 1e-6, 4_000
 """Steps are such that a line in between would raise the bound by about so much of the energy, at most; with more rows
@@ -30,7 +28,7 @@ _FEWEST, _MOST = 96, 1_000
 
 
 class Whole:
-    """The network of one problem. Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end.
+    """The relaxed frontier of one problem.
 
     Attributes:
         rows: the instructions that are solved for a sample, all.
@@ -39,7 +37,7 @@ class Whole:
     def __init__(
         self, prover: Prover, graph: Graph, table_of: Index, fastest_ticks: float, slowest_ticks: float
     ) -> None:
-        """Build the network.
+        """Prepare a problem.
 
         Args:
             prover: of the problem.
@@ -48,42 +46,14 @@ class Whole:
             fastest_ticks, slowest_ticks: makespan with every instruction at its fastest, and at its cheapest.
         """
         tables = prover.tables
-        self._prover, self._graph = prover, graph
+        self._prover = prover
         self._waiting_w = prover.problem.blocking_power_w * prover.problem.stages
         self._fastest_ticks, self._slowest_ticks = int(fastest_ticks), int(slowest_ticks)
-        n, rows = graph.n, np.arange(graph.n)
-        self.rows = n
-        self._sharpness = SHARPNESS * max(n / _SHARP_ROWS, 1.0) ** 2
-        first, last = np.setdiff1d(rows, graph.head), np.setdiff1d(rows, graph.tail)
-        segments = Segments()
-        of_table = np.array([segments.add(*_corners(tables, table)) for table in range(len(tables.size))])
-        of_delay = {ticks: segments.add([-int(ticks)], [ENDLESS]) for ticks in {0.0, *graph.delay_ticks.tolist()}}
+        self.rows = graph.n
+        self._sharpness = SHARPNESS * max(graph.n / _SHARP_ROWS, 1.0) ** 2
         # The way back in two parts: up to the price of waiting, and beyond it.
-        back = [segments.add([FORBIDDEN], [max(tables.waiting_price, 1)]), segments.add([FORBIDDEN], [ENDLESS])]
-        # A corner whose flow rounds to nothing is none.
-        slow_ticks = -np.array([segments.cost[costs] for costs in of_table.tolist()], dtype=np.float64)[table_of]
-        reach_ticks = graph.reach_ticks(slow_ticks[:, None])[:-1, 0].astype(np.int64)
-        # With all instructions at their slowest, no time has a price, and the longest ways to the end are the tree.
-        potential = np.empty(2 * n + 2, dtype=np.int64)
-        potential[0 : 2 * n : 2], potential[1 : 2 * n : 2] = reach_ticks, reach_ticks - slow_ticks.astype(np.int64)
-        potential[2 * n :] = reach_ticks.max(initial=0), 0
-        self._edges, self._through = len(graph.tail), len(graph.tail) + len(first) + len(last)
-        self._simplex = Simplex(
-            segments,
-            np.concatenate((2 * graph.tail + 1, np.full(len(first), 2 * n), 2 * last + 1, 2 * rows, [2 * n + 1] * 2)),
-            np.concatenate((2 * graph.head, 2 * first, np.full(len(last), 2 * n + 1), 2 * rows + 1, [2 * n] * 2)),
-            np.concatenate(
-                (
-                    np.array([of_delay[ticks] for ticks in graph.delay_ticks.tolist()], dtype=np.intp),
-                    np.full(len(first) + len(last), of_delay[0.0]),
-                    of_table[table_of],
-                    back,
-                )
-            ),
-            potential=potential,
-            root=2 * n + 1,
-        )
-        self._back = self._through + n
+        ends = (max(tables.waiting_price, 1), ENDLESS)
+        self._network = Network(tables, graph, table_of, back=[(FORBIDDEN, end) for end in ends])
         self._waiting: Sample | None = None
 
     def trace(self, report: Callable[[float], None]) -> list[Sample]:
@@ -164,18 +134,5 @@ class Whole:
 
     def _solve(self, *back_ticks: int) -> Sample:
         for part, ticks in enumerate(back_ticks):
-            self._simplex.set_cost(self._back + part, ticks)
-        self._simplex.solve()
-        flow = self._simplex.flow
-        through = flow[self._through : self._back][self._graph.rank]
-        return self._prover.sample(int(flow[self._back :].sum()), flow[: self._edges], through)
-
-
-def _corners(tables: Tables, table: int) -> tuple[list[int], list[int]]:
-    """Return the costs of flow through an instruction, minus its duration in ticks, and where each ends."""
-    corners = int(tables.hull_size[table])
-    cost = -tables.hull_ticks[table, :corners][::-1].astype(np.int64)
-    begin = tables.hull_price[table, :corners][::-1]
-    end = np.append(begin[1:], ENDLESS)
-    worth = end > begin
-    return cost[worth].tolist(), end[worth].tolist()
+            self._network.set_back(part, ticks)
+        return self._prover.samples([self._network.solve()])[0]

@@ -328,7 +328,7 @@ class Pool:
     def _choice(self, plans: Plans) -> Choice:
         """Return positions in the problem's options, int[plans, n]."""
         engine = self._engine
-        row: Choice = engine.tables.row.astype(np.int32)[engine.table_of, plans][:, engine.graph.rank]
+        row: Choice = engine.tables.row.astype(np.int32)[engine.problem.option_of, plans[:, engine.graph.rank]]
         return row
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
