@@ -20,8 +20,8 @@ from perseus_solver.topology import levels
 Choice = npt.NDArray[np.integer]
 """A plan as positions in the options of each instruction: int[n], or int[plans, n] for many."""
 
-_AT_ONCE = 1 << 21
-"""Instructions over all plans that `Simulator.totals` simulates at once: about 100 MiB of arrays."""
+_AT_ONCE = 1 << 19
+"""Instructions over all plans that `Simulator.totals` simulates at once: 25 MiB of arrays. Larger ones take longer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
