@@ -79,7 +79,7 @@ class Network:
         potential = np.empty(2 * n + 2, dtype=np.int64)
         potential[0:start:2], potential[1:start:2] = reach_ticks, reach_ticks - slow_ticks.astype(np.int64)
         potential[start] = reach_ticks.max(initial=0)
-        if not ends:
+        if not ends:  # every way to the end costs as much as flow that is not required
             potential -= FORBIDDEN
         potential[end] = 0
         arcs = [
