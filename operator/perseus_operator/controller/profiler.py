@@ -73,9 +73,8 @@ class Profiler:
         """
         progress, state = self._progress, self._state
         sweep = progress.sweep
-        if sweep is None or sweep.finished or state.spec is None or node.pushed is None:
-            return
-        if node.pushed[0] != sweep.digest:
+        pushed = node.plans.pushed
+        if sweep is None or sweep.finished or state.spec is None or pushed is None or pushed.digest != sweep.digest:
             return
         aggregator = self._aggregator
         if aggregator is None:

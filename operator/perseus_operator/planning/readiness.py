@@ -103,7 +103,7 @@ def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
         return None
     points = [point for iteration in state.history.recent for point in iteration.points.values()]
-    if any(node.driven for node in state.nodes.values()) or any(point is not None for point in points):
+    if any(node.plans.driven for node in state.nodes.values()) or any(point is not None for point in points):
         return None
     wanted = state.baseline_wanted
     more = f" More than {spec.baseline_iterations}, because they vary." if wanted > spec.baseline_iterations else ""

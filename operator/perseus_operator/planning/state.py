@@ -39,6 +39,7 @@ from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import WINDOW, History, JobIteration, Measured, Report, summarise
 from perseus_operator.planning.lifecycle import JobEnd
 from perseus_operator.planning.node import Node, Rank
+from perseus_operator.planning.node_plans import NodePlans
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis, Observation
 from perseus_operator.planning.power_allocation import Share
@@ -96,7 +97,7 @@ class JobState:
     """Digest of the inputs that could not be solved, and why."""
     nodes: dict[str, Node] = field(default_factory=dict)
     selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
-    """Points that nodes run, by name of the node; see ``Node.selected``."""
+    """Points that nodes run, by name of the node; see ``NodePlans.selected``."""
     energy_class: str = ""
     """EnergyClass that the PerseusJob is labelled with; empty: none. A tenant may write that."""
     attempt: str = ""
@@ -244,7 +245,7 @@ class JobState:
             address, here = agents.get(name), frozenset(by_node.get(name, ()))
             node = self.nodes.get(name)
             if node is None:
-                self.nodes[name] = Node(name, address, here, selections=self.selections)
+                self.nodes[name] = Node(name, address, here, NodePlans(name, self.selections))
             else:
                 node.pods_observed(here)
                 node.address_observed(address)
@@ -379,7 +380,7 @@ class JobState:
         self.coming = self.coming_times = None
         if self.frontier is not None:
             for node in self.nodes.values():
-                node.plans_adopted(self.frontier.digest)
+                node.plans.adopted(self.frontier.digest)
 
     def solve_failed(self, digest: str, fault: Explanation) -> None:
         """These inputs have no frontier; they are not tried again."""
@@ -479,7 +480,8 @@ class JobState:
     @property
     def sweeping(self) -> bool:
         """Whether an agent stores the clocks of a sweep: points of iterations then belong to no frontier."""
-        return any(node.pushed and node.pushed[0].startswith(DIGEST_PREFIX) for node in self.nodes.values())
+        pushed = (node.plans.pushed for node in self.nodes.values())
+        return any(plans is not None and plans.digest.startswith(DIGEST_PREFIX) for plans in pushed)
 
     @property
     def single_ranks_wanted(self) -> bool:
@@ -501,7 +503,7 @@ class JobState:
     @property
     def plan_since(self) -> int:
         """First iteration that runs the points selected last."""
-        return max((node.from_iteration for node in self.nodes.values() if node.ranks), default=0)
+        return max((node.plans.from_iteration for node in self.nodes.values() if node.ranks), default=0)
 
     @property
     def furthest_iteration(self) -> int:

@@ -37,7 +37,7 @@ from perseus_operator.handlers import _configure
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import LeaseClock
+from perseus_operator.planning.lease_clock import LeaseClock
 from perseus_operator.planning.node_actions import Acquire, Renew
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.servers.metrics_server import MetricsServer

@@ -320,7 +320,7 @@ def test_no_clock_is_written_and_what_would_be_saved_is_said(make_job: Any) -> N
     job.state.baseline_measured()
     predicted(job, Basis.MODEL)
     train(job, range(6, 8))
-    assert not any(node.pushed or node.selected for node in job.nodes)
+    assert not any(node.plans.pushed or node.plans.selected for node in job.nodes)
     condition = said(job, ConditionType.PLAN_APPLIED)
     assert condition.message.startswith("spec.mode is Observe: no clock is written. Mode Enforce would run point")
     assert said(job, ConditionType.PROFILE_READY).reason is Reason.ESTIMATED

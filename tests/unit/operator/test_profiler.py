@@ -21,6 +21,7 @@ from perseus_operator.objects import Json
 from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node, Rank
+from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
@@ -197,7 +198,7 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
     plans = decode_plan_set(own.plan_set({0, 1}, REQUEST))
     assert [set(plans.stage_clocks_mhz(0, point)) for point in range(2)] == [{clock} for clock in CLOCKS]
     for node in nodes:
-        node.pushed = state.profiling.sweep.digest, frozenset({0, 1})
+        node.plans.stored(StoredPlans("clocks", state.profiling.sweep.digest, frozenset({0, 1})))
     train(1)  # its energy alone cannot be told: the agent's mean holds one that nobody has heard of
     train(2)
     train(3)
