@@ -19,6 +19,7 @@ STATE = {
     "planning/state.py": "JobState",
     "planning/node.py": "Node",
     "planning/node_plans.py": "NodePlans",
+    "planning/input_progress.py": "InputProgress",
     "planning/calibration_progress.py": "CalibrationProgress",
     "planning/lifecycle.py": "JobEnd",
     "planning/hardware_progress.py": "HardwareProgress",

@@ -85,7 +85,7 @@ class StepsJob(Job):
 
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
-        self.state.read_ended(at_s=self.now_s)
+        self.state.inputs.read_ended(at_s=self.now_s)
         self.state.frontier = replace(self._solved.view, digest=inputs_digest(self.spec, "csv"))
         self.state.planned_times = self._solved.planned_times
 

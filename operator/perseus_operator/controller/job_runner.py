@@ -269,7 +269,7 @@ class JobRunner:
     def _start(self, action: Action) -> None:
         state = self.state
         if isinstance(action, ReadInputs):
-            state.read_started()
+            state.inputs.read_started()
             self._spawn(self._inputs.read(), self._trace.step("read inputs"))
         elif isinstance(action, Solve):
             state.solve_started(action.digest, action.basis)

@@ -103,7 +103,7 @@ class Job:
 
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
-        self.state.read_ended(at_s=self.now_s)
+        self.state.inputs.read_ended(at_s=self.now_s)
         self.state.frontier = frontier_of(self.spec)
 
     def start_pods(self) -> None:
@@ -127,7 +127,7 @@ class Job:
         self.state.guard_updated(made.guard)
         for action in made.actions:
             if isinstance(action, ReadInputs):
-                self.state.read_ended(at_s=self.now_s)
+                self.state.inputs.read_ended(at_s=self.now_s)
                 continue
             if isinstance(action, BeginComparison | ResumePlan | EndComparison):
                 self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)

@@ -369,7 +369,7 @@ def test_a_restarted_operator_finds_its_frontier_again(job: Any, make_job: Any) 
     heir = make_job()
     restore_from_status(heir.state, stored, now_s=0.0, wall_s=0.0)
     heir.state.profile_accepted("csv", None)
-    heir.state.read_ended(at_s=heir.now_s)
+    heir.state.inputs.read_ended(at_s=heir.now_s)
     assert [a.digest for a in heir.decide().actions if isinstance(a, Solve)] == [job.state.frontier.digest]
 
 

@@ -28,7 +28,7 @@ def test_nothing_accepted_means_nothing_done(job: Any) -> None:
 
 def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
     assert job.decide().actions == (ReadInputs(),)
-    job.state.read_at_s, job.state.profile_digest = job.now_s, "csv"
+    job.state.inputs.read_at_s, job.state.inputs.profile_digest = job.now_s, "csv"
     digest = inputs_digest(job.spec, "csv")
     assert job.decide().actions == (Solve(digest),)
     job.state.solving = digest
@@ -36,15 +36,15 @@ def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
     job.state.solving = None
     job.state.solve_fault = digest, Explanation(Reason.SOLVE_FAILED, "no")
     assert job.decide().actions == (), "the same inputs fail the same way"
-    job.state.profile_digest = "edited"
+    job.state.inputs.profile_digest = "edited"
     assert job.decide().actions == (Solve(inputs_digest(job.spec, "edited")),)
     job.now_s += 60
     assert ReadInputs() in job.decide().actions
 
 
 def test_a_missing_profile_is_looked_for_sooner(job: Any) -> None:
-    job.state.read_at_s = job.now_s
-    job.state.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "gone")
+    job.state.inputs.read_at_s = job.now_s
+    job.state.inputs.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "gone")
     made = job.decide()
     assert made.actions == ()
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
@@ -175,7 +175,7 @@ def test_leases_that_end_at_different_times_are_renewed_in_a_few_groups(make_job
 
 def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: Any) -> None:
     job.start_pods()
-    job.state.read_at_s = job.now_s
+    job.state.inputs.read_at_s = job.now_s
     for node in job.nodes:
         node.retry_at_s = job.now_s + 2
     made = job.decide()

@@ -25,7 +25,7 @@ MISSING = Explanation(Reason.PROFILE_NOT_FOUND, "PerseusProfile p does not exist
 def profiled(make_job: Any, **changes: Any) -> Any:
     """A job whose profile does not exist, with all its processes there."""
     job = make_job(**{"profile": ONLINE, **changes})
-    job.state.profile_fault, job.state.read_at_s = MISSING, job.now_s
+    job.state.inputs.profile_fault, job.state.inputs.read_at_s = MISSING, job.now_s
     job.start_pods()
     job.connect_ranks()
     for node in job.nodes:
@@ -83,7 +83,7 @@ def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
     assert job.state.profiling.profile_stored
     assert all(node.plans.selected == {p: 0} for p, node in enumerate(job.nodes)), "the highest clock at first"
     assert not [action for action in obey(job).actions if isinstance(action, StoreProfile)], "kept once"
-    job.state.profile_fault = None
+    job.state.inputs.profile_fault = None
     job.solve()
     job.state.profiling.sweep = None
     made = settle(job)
@@ -93,7 +93,7 @@ def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
 
 def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: Any) -> None:
     job = profiled(make_job)
-    job.state.profile_fault = None
+    job.state.inputs.profile_fault = None
     job.solve()
     assert settle(job).applied
     assert job.state.profiling.sweep is None
@@ -101,7 +101,7 @@ def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: 
     assert settle(bare).profiling is None
     assert said(bare, bare.decide()).reason is Reason.PROFILE_NOT_FOUND
     damaged = profiled(make_job)
-    damaged.state.profile_fault = Explanation(Reason.PROFILE_INVALID, "row 3")
+    damaged.state.inputs.profile_fault = Explanation(Reason.PROFILE_INVALID, "row 3")
     assert settle(damaged).profiling is None, "it is somebody's: nothing is written into it"
 
 
