@@ -301,7 +301,7 @@ class JobRunner:
             node = state.nodes[action.node]
             if isinstance(action, Renew):
                 node.renewal_started()
-                self._spawn(self._renew(node, action), otherwise=lambda: self._look_at(node.renew_at_s))
+                self._spawn(self._renew(node, action), otherwise=lambda: self._renewed(node))
                 return
             node.command_started()
             name = type(action).__name__.lower()
@@ -310,15 +310,18 @@ class JobRunner:
 
     async def _renew(self, node: Node, action: Renew) -> bool:
         """Renew a lease; whether the planner must look at once: something has changed."""
-        before = node.leased_pods, node.clock, node.description, node.fault
+        inputs = self.state.inputs
+        before = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
         await self._nodes.command(node, action)
-        after = node.leased_pods, node.clock, node.description, node.fault
+        after = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
         return after != before or node.fault is not None
 
-    def _look_at(self, due_s: float) -> None:
-        """Look at this time (monotonic) at the latest."""
-        self.next_reconcile_s = min(self.next_reconcile_s, due_s)
-        self._wake.at(due_s)
+    def _renewed(self, node: Node) -> None:
+        """Look no later than the next renewal is due; in turn if the agent has described its node once more."""
+        if node.description == 0 or needs_schedule_from_ranks(self.state):
+            self._wake.in_turn()
+        self.next_reconcile_s = min(self.next_reconcile_s, node.renew_at_s)
+        self._wake.at(node.renew_at_s)
 
     async def _select(self, node: Node, action: NodeAction) -> bool:
         """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
-from perseus_operator.clients.agent_messages import LeaseInfo
+from perseus_operator.clients.agent_messages import LeaseInfo, NodeInfo
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
@@ -213,15 +213,20 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
     assert node.leased_pods is None
 
 
+NEXT = f"at {LIMITS.lease_ttl_s / 3:g}"
+
+
 @pytest.mark.parametrize(
     ("answer", "asked"),
     [
-        (LeaseInfo(30.0, "plans", {}, None, 7), f"at {LIMITS.lease_ttl_s / 3:g}"),
-        (LeaseInfo(30.0, "plans", {}, LeaseClock(900, ()), 7), "now"),
-        (AgentUnavailable("away"), "now"),
+        (LeaseInfo(30.0, "plans", {}, None, 7), [NEXT]),
+        (LeaseInfo(30.0, "plans", {}, None, 0), ["in turn", NEXT]),
+        (LeaseInfo(30.0, "plans", {}, LeaseClock(900, ()), 7), ["now"]),
+        (AgentUnavailable("away"), ["now"]),
     ],
+    ids=["nothing is new", "it describes its node each time", "a clock", "no answer"],
 )
-async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo | Exception, asked: str) -> None:
+async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo | Exception, asked: list[str]) -> None:
     """With thousands of jobs a turn comes later than a lease runs out."""
 
     async def renew(*_: Any, **__: Any) -> LeaseInfo:
@@ -229,24 +234,27 @@ async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo 
             raise answer
         return answer
 
+    async def describe(*_: Any, **__: Any) -> NodeInfo:
+        return NodeInfo(tuple(node.ranks.values()), {}, {}, {}, {})
+
     job, wake = Job(), Asked()
     job.run()
     services: Any = SimpleNamespace(
         monotonic_s=lambda: 0.0,
-        agents=SimpleNamespace(renew=renew),
+        agents=SimpleNamespace(renew=renew, describe=describe),
         limits=LIMITS,
         epochs=epochs_of(1),
         looks_pace=Pace(0.001),
         metrics=Metrics(),
     )
     runner, node = JobRunner(JobRef("ns", "job", "uid"), services), job.nodes[0]
-    node.described(7)
+    node.described(answer.description if isinstance(answer, LeaseInfo) else 7)
     runner.state, runner._nodes, runner._wake = job.state, session_of(job, services), cast(Any, wake)
     runner.next_reconcile_s = math.inf
     runner._start(Renew(node.name))
     await asyncio.gather(*runner._tasks)
-    assert wake.asked == [asked]
-    if asked != "now":
+    assert wake.asked == asked
+    if NEXT in asked:
         assert runner.next_reconcile_s == node.renew_at_s, "and the liveness probe knows of it"
 
 
