@@ -16,6 +16,7 @@ process and without a wire: what the planner needs for one decision, and what on
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import statistics
 import tempfile
@@ -42,13 +43,17 @@ Result = dict[str, Any]
 RANKS = 8
 """On each node."""
 OVER_GRPC = {
-    "100nodes_2s": scale.Size(agents=100, jobs=50, iteration_s=2.0),
-    "400nodes_2s": scale.Size(agents=400, jobs=200, iteration_s=2.0),
-    "400nodes_10s": scale.Size(agents=400, jobs=200, iteration_s=10.0),
-    "2500nodes_2s": scale.Size(agents=2496, jobs=156, tensor_parallel=8, iteration_s=2.0),
+    **{
+        f"{nodes}nodes_{iteration_s}s": scale.Size(agents=nodes, jobs=nodes // 2, iteration_s=iteration_s)
+        for nodes in (100, 400)
+        for iteration_s in (1, 2, 10)
+    },
+    "2500nodes_2s": scale.Size(agents=2496, jobs=156, tensor_parallel=8, iteration_s=2),
+    "100nodes_200jobs_10s": scale.Size(agents=100, jobs=200, stages=1, pipelines=4, sharing=8, iteration_s=10),
 }
-"""The agents take more of the machine than the operator does. In the last one each node has one stage, whose eight
-tensor-parallel ranks are reported together; in the others a whole pipeline of eight stages, of which each is reported.
+"""The agents take more of the machine than the operator does. In the first ones each node has a whole pipeline of eight
+stages, of which each is reported; with 2,500 nodes one stage, whose eight tensor-parallel ranks are reported together;
+in the last one eight jobs share each node, with one GPU there for each.
 """
 LARGEST = "2500nodes_2s"
 NODES = (64, 256, 1024, 4096)
@@ -101,15 +106,15 @@ def _reports(bench: scale.Bench) -> int:
     return sum(i * len({(rank.dp, rank.stage) for rank in ranks}) for i, ranks in zip(iterations, nodes, strict=True))
 
 
-def over_grpc() -> Result:
-    """Return the figures of every size, each with an operator and an API server of its own."""
-    figures: Result = {}
-    for name, size in OVER_GRPC.items():
-        with tempfile.TemporaryDirectory(prefix="perseus-bench-") as temporary:
-            folder = Path(temporary)
-            with embedded_server(folder / "api") as server:
-                figures |= asyncio.run(steady(server, folder, name, size))
-    return figures | {"fleet_cpu_us_per_report": figures[f"fleet_cpu_us_per_report_{LARGEST}"]}
+def over_grpc(name: str) -> Result:
+    """Return the figures of a size, with an operator and an API server of its own."""
+    with tempfile.TemporaryDirectory(prefix="perseus-bench-") as temporary:
+        folder = Path(temporary)
+        with embedded_server(folder / "api") as server:
+            figures = asyncio.run(steady(server, folder, name, OVER_GRPC[name]))
+    if name == LARGEST:
+        figures["fleet_cpu_us_per_report"] = figures[f"fleet_cpu_us_per_report_{name}"]
+    return figures
 
 
 async def kills(server: Server, folder: Path) -> Result:
@@ -213,4 +218,8 @@ def _cpu_s(work: Any, times: int) -> float:
     return min(taken_s)
 
 
-FIGURES = {"fleet_cpu": over_grpc, "fleet_failover": failover, "fleet_job": one_job}
+FIGURES = {
+    **{f"fleet_cpu_{name}": functools.partial(over_grpc, name) for name in OVER_GRPC},
+    "fleet_failover": failover,
+    "fleet_job": one_job,
+}

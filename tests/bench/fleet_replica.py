@@ -34,6 +34,7 @@ from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.shards import Replica
 from perseus_operator.objects import ConfigMap, Pod
+from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, seat_lease, shard_lease
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.settings import Settings
@@ -50,19 +51,20 @@ PATIENCE_S: Final = 600.0
 class Fleet:
     """A replica, its agents, and what it used."""
 
-    def __init__(self, size: FleetSize, shards: int) -> None:
-        """``shards``: that the replica holds, of 32; others hold the rest."""
-        self.size = size
+    def __init__(self, size: str, shards: int, lease_ttl_s: float) -> None:
+        """``size``: see ``FleetSize.of``; ``shards``: that the replica holds, of 32; others hold the rest."""
+        self.size = FleetSize.of(size)
         self.wire = Wire()
         self.leases = LeaseServer()
-        agents = {f"agent-{node}": (f"node-{node}", address_of(node)) for node in range(size.nodes)}
-        pods = [_pod(job, node) for job in size.jobs for node in range(job.first, job.first + job.nodes)]
+        agents = {f"agent-{node}": (f"node-{node}", address_of(node)) for node in range(self.size.nodes)}
+        pods = [_pod(job, number) for job in self.size.jobs for number in range(job.nodes)]
         self.cluster = MemoryCluster(pods, agents)
-        for stages in {job.stages for job in size.jobs}:
+        for stages in {job.stages for job in self.size.jobs}:
             profile = {keys.PROFILE_KEY: profile_csv(stages)}
             self.cluster.config_maps[f"profile-{stages}"] = ConfigMap(f"profile-{stages}", profile, {})
         self.solver = SolverPool(workers=1, timeout_s=600.0, memory_mib=4096)
         self.metrics = Metrics()
+        self._size, self._settings = size, Settings(insecure=True, namespaces=NAMESPACE, lease_ttl_s=lease_ttl_s)
         self._replicas = 0
         self._looks = 0
         """Of replicas before this one."""
@@ -81,7 +83,7 @@ class Fleet:
     async def connect(self) -> None:
         """Start the agents' process."""
         own, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.doubles.wire_fleet", str(theirs.fileno()), _text(self.size)]
+        command = [sys.executable, "-m", "tests.doubles.wire_fleet", str(theirs.fileno()), self._size]
         subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         await self.wire.connect(own)
@@ -92,7 +94,7 @@ class Fleet:
         self._looks = self.looks
         self.metrics = Metrics()
         connection, identity = LeaseConnection(self.leases), f"own_{self._replicas}"
-        settings = Settings(insecure=True, namespaces=NAMESPACE)
+        settings = self._settings
         services = Services(
             kube=self.cluster,  # type: ignore[arg-type]  # as far as an operator of one namespace asks
             agents=WiredPool(self.wire),
@@ -114,7 +116,7 @@ class Fleet:
     def apply(self) -> None:
         """Create every PerseusJob."""
         for job in self.size.jobs:
-            shape = {"stages": job.stages, "dataParallel": job.pipelines, "tensorParallel": 8}
+            shape = {"stages": job.stages, "dataParallel": job.pipelines, "tensorParallel": job.tensor_parallel}
             self.cluster.apply(
                 NAMESPACE,
                 job.name,
@@ -135,7 +137,7 @@ class Fleet:
         async def settled() -> bool:
             runners = operator._runners.values()
             nodes = [node for runner in runners for node in runner.state.nodes.values()]
-            return bool(runners) and all(node.selected for node in nodes) and self.cluster.ready() >= len(runners)
+            return bool(runners) and all(node.plans.selected for node in nodes) and self.cluster.ready() >= len(runners)
 
         await _until(settled)
 
@@ -157,13 +159,9 @@ class Fleet:
         return self._looks + int(self.metrics.registry.get_sample_value(LOOKS) or 0)
 
 
-def _text(size: FleetSize) -> str:
-    return ",".join(f"1x{job.stages}x{job.pipelines}" for job in size.jobs)
-
-
-def _pod(job: PlacedJob, node: int) -> Pod:
-    labels = {keys.LABEL_JOB: job.name}
-    return Pod(f"uid-{node}", NAMESPACE, f"pod-{node}", f"node-{node}", job.name, labels)
+def _pod(job: PlacedJob, number: int) -> Pod:
+    labels, name = {keys.LABEL_JOB: job.name}, f"{job.name}-{number}"
+    return Pod(f"uid-{name}", NAMESPACE, name, f"node-{job.first + number}", job.name, labels)
 
 
 async def _until(check: Callable[[], Awaitable[bool]]) -> None:
@@ -181,7 +179,7 @@ def peak_rss_mib() -> float:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure settle, a steady while, stragglers of the first job, and a restart."""
-    fleet = Fleet(FleetSize.of(options.size), options.shards)
+    fleet = Fleet(options.size, options.shards, options.lease_ttl_s)
     empty_mib = peak_rss_mib()
     await fleet.connect()
     await fleet.wire.control(ask="reports")  # the fleet's process answers
@@ -251,6 +249,7 @@ if __name__ == "__main__":
     parser.add_argument("size")
     parser.add_argument("--iteration-s", type=float, default=2.0)
     parser.add_argument("--shards", type=int, default=SHARDS)
+    parser.add_argument("--lease-ttl-s", type=float, default=Limits().lease_ttl_s)
     parser.add_argument("--steady-s", type=float, default=60.0)
     parser.add_argument("--stragglers", type=int, default=0)
     parser.add_argument("--restart", action="store_true")

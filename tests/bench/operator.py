@@ -43,9 +43,9 @@ Result = dict[str, Any]
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 ACCOUNTS, NAMESPACE = "perseus-system", "training"
 STAGES, MICROBATCHES, BLOCKING_W = 8, 16, 83.64
-PROFILE = profile_csv(STAGES)
+PIPELINES = 2
 SPEC: dict[str, Any] = {
-    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": 2},
+    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": PIPELINES},
     "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * BLOCKING_W)},
     "baselineIterations": 0,  # otherwise the figures are mostly the wait for iterations at default clocks
 }
@@ -59,6 +59,11 @@ class Size:
     jobs: int = 500
     tensor_parallel: int = 1
     """GPUs of a node that share a stage; with 1 a node has a whole pipeline."""
+    stages: int = STAGES
+    pipelines: int = PIPELINES
+    """Of each job."""
+    sharing: int = 1
+    """How many jobs share their nodes."""
     iteration_s: float = 10.0
     steady_s: float = 60.0
     edits_per_s: float = 10.0
@@ -89,10 +94,10 @@ class Figures:
         return self.edits_ms[min(len(self.edits_ms) - 1, int(len(self.edits_ms) * share))]
 
 
-def work() -> Work:
+def work(stages: int, profile: str) -> Work:
     """Return the work that every pipeline executes."""
-    schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
-    return Work.of(build_problem(read_profile(PROFILE, stages=STAGES), schedule, blocking_power_w=BLOCKING_W))
+    schedule = build_schedule("1f1b", stages=stages, microbatches=MICROBATCHES)
+    return Work.of(build_problem(read_profile(profile, stages=stages), schedule, blocking_power_w=BLOCKING_W))
 
 
 class Bench:
@@ -144,23 +149,25 @@ class Bench:
     async def prepare(self) -> None:
         """Make nodes, pods and training processes, but no PerseusJob."""
         size, cluster = self.size, self.cluster
-        nodes, executed = await cluster.add_nodes(size.agents), work()
-        share, remainder = divmod(size.agents, size.jobs)
-        pipelines = SPEC["pipeline"]["dataParallel"]
-        assert (share, remainder) == (pipelines * (STAGES if size.tensor_parallel > 1 else 1), 0), "no node is left"
-        await cluster.profile(PROFILE)
+        nodes, profile = await cluster.add_nodes(size.agents), profile_csv(size.stages)
+        share = size.pipelines * (size.stages if size.tensor_parallel > 1 else 1)
+        assert share * size.jobs == size.agents * size.sharing, "no node is left"
+        await cluster.profile(profile)
+        executed, firsts = work(size.stages, profile), [j // size.sharing * share for j in range(size.jobs)]
         jobs = await cluster.all(
             cluster.start_training(
-                f"job-{j}", nodes[j * share : (j + 1) * share], executed, tensor_parallel=size.tensor_parallel
+                f"job-{j}", nodes[first : first + share], executed, tensor_parallel=size.tensor_parallel
             )
-            for j in range(size.jobs)
+            for j, first in enumerate(firsts)
         )
         self.training = {job.name: job for job in jobs}
 
     @property
     def spec(self) -> dict[str, Any]:
         """Of every PerseusJob."""
-        return {**SPEC, "pipeline": {**SPEC["pipeline"], "tensorParallel": self.size.tensor_parallel}}
+        size = self.size
+        shape = {"stages": size.stages, "dataParallel": size.pipelines, "tensorParallel": size.tensor_parallel}
+        return {**SPEC, "pipeline": {**SPEC["pipeline"], **shape}}
 
     async def settled(self, operator: Operator) -> bool:
         """Return whether every agent has this operator's epoch and a plan, and every job is Ready."""

@@ -85,7 +85,7 @@ class StepsJob(Job):
 
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
-        self.state.read_ended(at_s=self.now_s)
+        self.state.inputs.read_ended(at_s=self.now_s)
         self.state.frontier = replace(self._solved.view, digest=inputs_digest(self.spec, "csv"))
         self.state.planned_times = self._solved.planned_times
 
@@ -97,7 +97,7 @@ class StepsJob(Job):
     def _step(self, plan_is_slower: float) -> None:
         number, chance = len(self.steps), self._random
         common = math.exp(chance.gauss(0.0, self._load.common))
-        points = tuple(node.selected.get(rank) for rank, node in enumerate(self.nodes))
+        points = tuple(node.plans.selected.get(rank) for rank, node in enumerate(self.nodes))
         own_s, powers_w = [], []
         for rank, point in enumerate(points):
             clock_mhz = self._clock_mhz(point)

@@ -27,7 +27,6 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 NAMESPACE: Final = "training"
-TENSOR_PARALLEL: Final = 8
 PATIENCE_ITERATIONS: Final = 20
 _SLOWED: Final = 1.05
 """A plan that waits for a straggler is slower than its own by more than this; stragglers here are by a fifth."""
@@ -196,11 +195,18 @@ def _work(stages: int) -> Work:
 
 
 def _ranks(job: PlacedJob) -> dict[str, tuple[LightRank, ...]]:
-    """A stage of a pipeline on each node, on eight tensor-parallel GPUs."""
+    """A stage of a pipeline on each node, on tensor-parallel GPUs of its own."""
     return {
         f"node-{job.first + number}": tuple(
-            LightRank(NAMESPACE, f"pod-{job.first + number}", *divmod(number, job.stages), f"GPU-{number}-{tp}", tp, tp)
-            for tp in range(TENSOR_PARALLEL)
+            LightRank(
+                NAMESPACE,
+                f"{job.name}-{number}",
+                *divmod(number, job.stages),
+                f"GPU-{job.name}-{number}-{tp}",
+                tp,
+                tp,
+            )
+            for tp in range(job.tensor_parallel)
         )
         for number in range(job.nodes)
     }

@@ -10,7 +10,8 @@ from perseus_operator.clients.validation import MAX_TOGETHER, is_valid_rank, is_
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import DeclaredSchedule, LeaseClock, LeasedGpu, Rank
+from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu
+from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2
 

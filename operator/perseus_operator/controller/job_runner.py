@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
@@ -269,7 +269,7 @@ class JobRunner:
     def _start(self, action: Action) -> None:
         state = self.state
         if isinstance(action, ReadInputs):
-            state.read_started()
+            state.inputs.read_started()
             self._spawn(self._inputs.read(), self._trace.step("read inputs"))
         elif isinstance(action, Solve):
             state.solve_started(action.digest, action.basis)
@@ -301,7 +301,7 @@ class JobRunner:
             node = state.nodes[action.node]
             if isinstance(action, Renew):
                 node.renewal_started()
-                self._spawn(self._renew(node, action))
+                self._spawn(self._renew(node, action), otherwise=lambda: self._renewed(node))
                 return
             node.command_started()
             name = type(action).__name__.lower()
@@ -310,10 +310,18 @@ class JobRunner:
 
     async def _renew(self, node: Node, action: Renew) -> bool:
         """Renew a lease; whether the planner must look at once: something has changed."""
-        before = node.leased_pods, node.clock, node.description
+        inputs = self.state.inputs
+        before = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
         await self._nodes.command(node, action)
-        after = node.leased_pods, node.clock, node.description
+        after = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
         return after != before or node.fault is not None
+
+    def _renewed(self, node: Node) -> None:
+        """Look no later than the next renewal is due; in turn if the agent has described its node once more."""
+        if node.description == 0 or needs_schedule_from_ranks(self.state):
+            self._wake.in_turn()
+        self.next_reconcile_s = min(self.next_reconcile_s, node.renew_at_s)
+        self._wake.at(node.renew_at_s)
 
     async def _select(self, node: Node, action: NodeAction) -> bool:
         """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""
@@ -335,11 +343,18 @@ class JobRunner:
             logger.warning("%s: not deleted: %s", self.ref, error)
 
     def _spawn(
-        self, work: Coroutine[Any, Any, bool | None], step: contextlib.AbstractContextManager[object] | None = None
+        self,
+        work: Coroutine[Any, Any, bool | None],
+        step: contextlib.AbstractContextManager[object] | None = None,
+        *,
+        otherwise: Callable[[], None] | None = None,
     ) -> None:
-        """Do something in a task of its own; ``step``: it is a step of the trace.
+        """Do something in a task of its own, and look at the job once it is done.
 
-        Work that returns False leaves nothing that is urgent.
+        Args:
+            work: returns False if it leaves nothing that is urgent.
+            step: of the trace; None: it is none.
+            otherwise: in place of a look in turn if nothing is urgent.
         """
 
         async def guarded() -> None:
@@ -351,7 +366,7 @@ class JobRunner:
                 logger.exception("%s: unexpected error", self.ref)
                 self._services.metrics.errors.inc()
             finally:
-                (self._wake.now if urgent else self._wake.in_turn)()
+                (self._wake.now if urgent else otherwise or self._wake.in_turn)()
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)

@@ -34,6 +34,7 @@ from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, Agent
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeAction, Push, Release, Renew, Select
+from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.state import JobState
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ class NodeSession:
             await self._push(node, address, action)
         else:
             await self._select(node, address, action)
-            if node.from_iteration > action.from_iteration:
+            if node.plans.from_iteration > action.from_iteration:
                 metrics.late_selections.inc()
 
     async def _push(self, node: Node, address: str, action: Push) -> None:
@@ -177,16 +178,16 @@ class NodeSession:
             plan_set = await self._services.cache.plan_set(solved, action.stages)
         else:
             plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
-        if plan_set.plan_id != node.plan_id:
+        if plan_set.plan_id != node.plans.plan_id:
             await self._services.agents.push(address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set)
         frontier = self._state.frontier  # may have been adopted meanwhile
         beside = action.beside and (frontier is None or frontier.digest != action.plans)
-        noted = node.plan_set_added if beside else node.plan_set_stored
-        noted(plan_set.plan_id, digest=action.plans, stages=action.stages)
+        noted = node.plans.stored_beside if beside else node.plans.stored
+        noted(StoredPlans(plan_set.plan_id, action.plans, action.stages))
 
     async def _select(self, node: Node, address: str, action: Select) -> None:
-        plan_id = node.plan_id
-        node.selection_sent()
+        plan_id = node.plans.plan_id
+        node.plans.selection_sent()
         furthest = await self._services.agents.select(
             address,
             job_uid=self._state.ref.uid,
@@ -197,7 +198,7 @@ class NodeSession:
         )
         # A rank that has begun that iteration already runs the selection from the next one on.
         from_iteration = max(action.from_iteration, furthest + 1)
-        node.selection_accepted(dict(action.points), plan_id=plan_id, from_iteration=from_iteration)
+        node.plans.selection_accepted(dict(action.points), plan_id=plan_id, from_iteration=from_iteration)
 
     async def _describe(self, node: Node, description: int) -> None:
         """Bring ranks and GPUs up to date with the agent's description; it makes good for missed telemetry.

@@ -59,7 +59,7 @@ class Observer:
         if spec is None or not observes or state.observation.observed is not None:
             self._aggregator = None
             return
-        shape, runs = spec.pipeline, (spec.pipeline, state.schedule_csv)
+        shape, runs = spec.pipeline, (spec.pipeline, state.inputs.schedule_csv)
         if self._aggregator is None or self._aggregator[0] != runs:
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
             self._aggregator = runs, ProfileAggregator(schedule_of(request()), ranks, ITERATIONS)
@@ -72,7 +72,7 @@ class Observer:
         state.observation.iteration_observed(aggregator.counted, aggregator.rejection)
         if reading is not None:
             state.observation.completed(reading)
-            state.read_requested()
+            state.inputs.read_requested()
 
     async def profile(self, shared: str | None) -> StoredProfile:
         """Return what the job's savings can be predicted from, where it has no profile.

@@ -73,9 +73,8 @@ class Profiler:
         """
         progress, state = self._progress, self._state
         sweep = progress.sweep
-        if sweep is None or sweep.finished or state.spec is None or node.pushed is None:
-            return
-        if node.pushed[0] != sweep.digest:
+        pushed = node.plans.pushed
+        if sweep is None or sweep.finished or state.spec is None or pushed is None or pushed.digest != sweep.digest:
             return
         aggregator = self._aggregator
         if aggregator is None:
@@ -117,7 +116,7 @@ class Profiler:
         ):
             return
         if progress.iteration_compared(solved.planned_times.paces(iteration)):
-            progress.profile_outdated(state.profile_digest or "")
+            progress.profile_outdated(state.inputs.profile_digest or "")
 
     async def restore(self) -> None:
         """Go on with the sweep that an earlier operator stored, if there is one.
@@ -168,12 +167,12 @@ class Profiler:
             progress.failed(Explanation(Reason.PROFILING_FAILED, f"The measurements make no valid profile: {error}"))
         except KubeConflict as error:
             self._retry_later(f"profile not stored, another job stored one first: {error}")
-            self._state.read_requested()
+            self._state.inputs.read_requested()
         except KubeError as error:
             self._retry_later(f"profile not stored: {error}")
         else:
             progress.profile_written()
-            self._state.read_requested()
+            self._state.inputs.read_requested()
 
     async def end_sweep(self, digest: str) -> bool:
         """End the sweep if the profile that was read, of this digest, makes it unnecessary.

@@ -70,7 +70,7 @@ def needs_schedule_from_ranks(state: JobState) -> bool:
     spec = state.spec
     if state.shape_wanted:
         return True
-    return spec is not None and spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.schedule_csv is None
+    return spec is not None and spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.inputs.schedule_csv is None
 
 
 def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule]) -> str | None:

@@ -58,7 +58,7 @@ class SolveInputs:
             blocking_power_mw=state.blocking_power_mw,
             points=spec.points,
             calibration=self._calibrator.calibration,
-            schedule_csv=state.schedule_csv or "",
+            schedule_csv=state.inputs.schedule_csv or "",
             switch_loss=spec.switching.max_energy_loss_ratio if spec.switching else None,
             hardware=state.hardware.in_use.to_json() if state.hardware.in_use else "",
         )
@@ -77,7 +77,7 @@ class SolveInputs:
             # If the spec was edited meanwhile, what was read is not what is wanted any more.
             at_s = self._services.monotonic_s() if (state.spec.profile, state.spec.mode) == (profile, mode) else None
         finally:
-            state.read_ended(at_s=at_s, profile_fault=fault)
+            state.inputs.read_ended(at_s=at_s, profile_fault=fault)
 
     async def collect_schedule(self) -> None:
         """Assemble the schedule once all training processes have reported what they execute."""
@@ -88,9 +88,9 @@ class SolveInputs:
             if schedule_csv is not None:
                 await self._accept_schedule(schedule_csv)
                 if self._restored_for is None:
-                    state.read_requested()  # only now is it known whether a stored calibration fits
+                    state.inputs.read_requested()  # only now is it known whether a stored calibration fits
         except InvalidSchedule as error:
-            state.schedule_rejected(Explanation(Reason(error.reason), str(error)))
+            state.inputs.schedule_rejected(Explanation(Reason(error.reason), str(error)))
 
     async def _read_schedule(self) -> None:
         state, ref = self._state, self._state.ref
@@ -101,18 +101,18 @@ class SolveInputs:
             )
             await self._accept_schedule(schedule_csv)
         except InvalidSchedule as error:
-            state.schedule_rejected(Explanation(Reason(error.reason), str(error)))
+            state.inputs.schedule_rejected(Explanation(Reason(error.reason), str(error)))
         except KubeError as error:
-            if state.schedule_csv is None:  # otherwise what was read before stays
+            if state.inputs.schedule_csv is None:  # otherwise what was read before stays
                 message = f"spec.pipeline.scheduleRef: {error}"
-                state.schedule_rejected(Explanation(Reason.SCHEDULE_UNREADABLE, message))
+                state.inputs.schedule_rejected(Explanation(Reason.SCHEDULE_UNREADABLE, message))
 
     async def _accept_schedule(self, schedule_csv: str) -> None:
         state = self._state
         assert state.spec is not None
-        if schedule_csv != state.schedule_csv:
+        if schedule_csv != state.inputs.schedule_csv:
             await asyncio.to_thread(schedule_source.check_schedule, schedule_csv, state.spec.pipeline)
-        state.schedule_accepted(schedule_csv)
+        state.inputs.schedule_accepted(schedule_csv)
 
     async def _read_profile(self) -> Explanation | None:
         state = self._state
@@ -123,7 +123,7 @@ class SolveInputs:
                 await self._profiler.restore()
             found = await self._find(state.spec)
             digest = hashlib.sha256(found.csv).hexdigest()
-            if digest != state.profile_digest:
+            if digest != state.inputs.profile_digest:
                 await asyncio.to_thread(check_profile, found.csv, state.spec.pipeline.stages)
             own = found.basis is Basis.PROFILE
             if own and self._restored_for != profile and state.schedule_known:

@@ -1,7 +1,8 @@
-"""When a runner looks at its job again: at once, or in its turn among all jobs.
+"""When a runner looks at its job again: at once, in its turn among all jobs, or at a certain time.
 
-Most of what agents send changes nothing: one more iteration like those before, one more lease renewed. To look at it
-can wait, and one look is enough for many. What the job needs now, a straggler, an edit, a fault, never waits.
+Most of what agents send changes nothing. One more iteration like those before can wait, and one look is enough for
+many. What the job needs now, a straggler, an edit, a fault, never waits. Nor does what is due at a certain time, such
+as the next renewal of a lease: with a thousand jobs a turn comes later than that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Wake:
         self._turn_s = float("-inf")
         """Reserved, and kept if an urgent look comes before it: a job holds up the others by one turn at most."""
         self._not_before_s = 0.0
+        self._due: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
 
     def now(self) -> None:
         """Look at once."""
@@ -43,6 +46,16 @@ class Wake:
             self._turn_s = self._pace.turn_s(now_s)
         pause_s = max(self._turn_s, self._not_before_s) - now_s
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._event.set)
+
+    def at(self, due_s: float) -> None:
+        """Look at this time (monotonic), whichever job's turn it is, unless the job is looked at before."""
+        if due_s >= self._due_s or self._event.is_set():
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due_s = due_s
+        pause_s = max(0.0, due_s - self._monotonic_s())
+        self._due = asyncio.get_running_loop().call_later(pause_s, self._event.set)
 
     def looking(self) -> None:
         """The runner looks at everything known so far."""
@@ -61,7 +74,10 @@ class Wake:
                 await self._event.wait()
 
     def cancel(self) -> None:
-        """Do not look in turn."""
+        """Do not look in turn, nor at a certain time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._due is not None:
+            self._due.cancel()
+            self._due, self._due_s = None, float("inf")

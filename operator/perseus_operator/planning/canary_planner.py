@@ -72,7 +72,8 @@ def next_canary_step(
     if slowdowns:
         waiting = Explanation(Reason.CANARY, "The canary waits until no pipeline is a straggler.")
         # Only the plan tells it from the others.
-        alone = set(slowdowns) == {first} and any(node.selected.get(first) is not None for node in state.nodes.values())
+        selected = [node.plans.selected.get(first) for node in state.nodes.values()]
+        alone = set(slowdowns) == {first} and any(point is not None for point in selected)
         why = f"With the plan pipeline {first} became a straggler, {percent(max(slowdowns.values()) - 1)} slower."
         slow = JudgeCanary(_too_slow(state, None, max(slowdowns.values()) - 1, why)) if alone else None
         return CanaryStep(nowhere, waiting, action=slow)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.node import Node, RestingClock
+from perseus_operator.planning.lease_clock import RestingClock
+from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Intent
 from perseus_operator.planning.readiness import first_node_fault, no_clocks
 from perseus_operator.planning.state import JobState

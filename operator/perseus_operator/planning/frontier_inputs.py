@@ -107,15 +107,15 @@ def input_actions(
         limits: the operator's settings that matter here.
     """
     actions: list[InputAction] = []
-    if not state.reading and _read_due_s(state, limits) <= now_s:
+    if not state.inputs.reading and _read_due_s(state, limits) <= now_s:
         actions.append(ReadInputs())
-    if state.profile_digest is not None and state.schedule_known:
+    if state.inputs.profile_digest is not None and state.schedule_known:
         digest_with = partial(
             inputs_digest,
             spec,
-            state.profile_digest,
-            measured_power_mw=state.measured_power_mw,
-            schedule_csv=state.schedule_csv or "",
+            state.inputs.profile_digest,
+            measured_power_mw=state.inputs.measured_power_mw,
+            schedule_csv=state.inputs.schedule_csv or "",
         )
         measured = state.calibration.digest_in_use
         digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
@@ -130,14 +130,14 @@ def inputs_wake_s(state: JobState, *, now_s: float, limits: Limits) -> float:
     """When to look again at the latest (monotonic)."""
     due_s = _read_due_s(state, limits)
     refresh_s = now_s + limits.profile_refresh_s
-    return min(due_s, refresh_s) if not state.reading and due_s > now_s else refresh_s
+    return min(due_s, refresh_s) if not state.inputs.reading and due_s > now_s else refresh_s
 
 
 def _read_due_s(state: JobState, limits: Limits) -> float:
-    if state.read_at_s is None:
+    if state.inputs.read_at_s is None:
         return 0.0
-    failed = state.profile_fault or state.schedule_fault
-    return state.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
+    failed = state.inputs.profile_fault or state.inputs.schedule_fault
+    return state.inputs.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
 
 
 def _solve_due(state: JobState, digest: str) -> bool:

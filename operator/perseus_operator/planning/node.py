@@ -1,12 +1,11 @@
-"""One node that runs pods of a job: what its agent holds for the job, and the ranks and GPUs that it describes.
+"""One node that runs pods of a job: the lease that its agent holds, and the ranks and GPUs that it describes.
 
-Fields are read everywhere and changed only here, by one named method for each event:
+The plans that the agent stores are in ``NodePlans``. Fields are read everywhere and changed only here, by one named
+method for each event:
 
     pods and agent       pods_observed, address_observed
     a command            command_started, command_ended, command_succeeded, command_failed, answered
     the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
-    plans                plan_set_stored, plan_set_added, plans_adopted, selection_sent, selection_accepted,
-                         selection_outdated
     ranks                rank_joined, rank_left, iteration_reported, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
     both                 described, description_outdated
@@ -23,6 +22,8 @@ from perseus_operator.api.conditions import Explanation
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
+from perseus_operator.planning.node_plans import NodePlans
 from perseus_proto.rank import RankId
 
 CLOCK_INTERVAL_S: Final = 1.0
@@ -55,40 +56,6 @@ class Rank:
         return self.pod_uid, self.pid, self.id
 
 
-@dataclass(frozen=True)
-class RestingClock:
-    """What a lease locks all GPUs of the job's pods at while no plan wants a clock."""
-
-    mhz: int = 0
-    """0: their default clocks; with ``keep_s`` above 0 what the lease before it had, since it is not known yet."""
-    keep_s: int = 0
-    """How long it stays after the lease has run out, because no operator renews it."""
-
-
-DEFAULT_CLOCKS: Final = RestingClock()
-
-
-@dataclass(frozen=True)
-class LeasedGpu:
-    """A GPU of a lease that was acquired with a clock, as its agent reports it."""
-
-    uuid: str
-    """Empty: the pod has none, or ``fault`` says why none is known."""
-    pod_uid: str
-    applied_mhz: int
-    """Locked by the agent; 0: default clocks."""
-    fault: str
-    """Why it is not the lease's clock; empty: it is, or is about to be."""
-
-
-@dataclass(frozen=True)
-class LeaseClock:
-    """What an agent says about the clock of a lease."""
-
-    mhz: int
-    gpus: tuple[LeasedGpu, ...]
-
-
 @dataclass
 class Node:
     """A node and what is known of its agent. Times are monotonic seconds."""
@@ -97,6 +64,8 @@ class Node:
     address: str | None
     """host:port of the agent; None: no agent runs on the node."""
     pods: frozenset[Pod]
+    plans: NodePlans = field(default_factory=NodePlans)
+    """What the agent stores and follows."""
     busy: bool = False
     """A command to the agent is under way; the next one is planned when it has ended."""
     renewing: bool = False
@@ -114,18 +83,6 @@ class Node:
     """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
     renew_at_s: float = 0.0
     expires_at_s: float = 0.0
-    plan_id: str = ""
-    """Plan set of which the agent is to follow points; empty: none."""
-    pushed: tuple[str, frozenset[int]] | None = None
-    """Frontier digest and stages of that plan set, where this operator pushed it."""
-    added: tuple[str, frozenset[int], str] | None = None
-    """The same of the plan set that the agent stores beside it, and its id; None: there is none."""
-    selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
-    """Of all nodes of the job by name, so that all can be outdated at once; see ``selected``."""
-    driven: bool = False
-    """The agent may be following a plan of the job, selected by this operator or an earlier one."""
-    from_iteration: int = 0
-    """First iteration that runs the latest selection."""
     description: int = 0
     """What the agent called its description of the node when it was asked last; 0: it is to be asked again."""
     ranks: dict[RankId, Rank] = field(default_factory=dict)
@@ -144,11 +101,6 @@ class Node:
     _furthest: int | None = None
     _reporting: dict[RankId, tuple[tuple[int, ...], list[Rank]]] = field(default_factory=dict)
     """By the first rank of the latest report: which tensor-parallel ranks it was of, and those. The next is alike."""
-
-    @property
-    def selected(self) -> Mapping[int, int | None]:
-        """Point of each pipeline (by dp) that need not be selected again."""
-        return self.selections.get(self.name, {})
 
     @property
     def rests_at_default(self) -> bool:
@@ -240,7 +192,7 @@ class Node:
         resting: RestingClock = DEFAULT_CLOCKS,
         clock: LeaseClock | None = None,
     ) -> None:
-        """The agent granted the lease. Selections are repeated: those that it holds may belong to an earlier plan set.
+        """The agent granted the lease.
 
         Args:
             pods: that the lease names.
@@ -251,11 +203,8 @@ class Node:
             resting: the clock that it asks for.
             clock: as of ``lease_renewed``.
         """
-        if plan_id != self.plan_id:
-            self.pushed = None  # it names the one that was stored last, which may be the one beside
-        self.leased_pods, self.resting, self.plan_id, self.driven = pods, resting, plan_id, following
-        self.added = None
-        self.selection_outdated()
+        self.leased_pods, self.resting = pods, resting
+        self.plans.lease_acquired(plan_id, following=following)
         self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
 
     def described(self, description: int) -> None:
@@ -280,8 +229,8 @@ class Node:
             clock: what the agent says of the clock that the lease asks for.
         """
         self.clock = clock
-        faulty = any(gpu.fault for gpu in (clock.gpus if clock else ()))
-        coming = not self.driven and not faulty and not self.at_clock(self.resting.mhz)
+        faulty = clock is not None and clock.faulty
+        coming = not self.plans.driven and not faulty and not self.at_clock(self.resting.mhz)
         pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
         self.renew_at_s, self.expires_at_s = started_s + pause_s, started_s + ttl_s
 
@@ -289,21 +238,12 @@ class Node:
         """Whether the lease asks for this clock, and all GPUs of every pod of the job here are locked at it."""
         if self.leased_pods is None or self.resting.mhz != mhz:
             return False
-        if mhz == 0:
-            return True
-        if self.clock is None or self.clock.mhz != mhz:
-            return False
-        shown = {gpu.pod_uid for gpu in self.clock.gpus}
-        locked = all(gpu.applied_mhz == mhz for gpu in self.clock.gpus if gpu.uuid or gpu.fault)
-        return locked and shown >= {pod.uid for pod in self.pods}
+        return mhz == 0 or (self.clock is not None and self.clock.holds(mhz, {pod.uid for pod in self.pods}))
 
     def lease_lost(self) -> None:
         """The lease is over, given back or not: what the agent holds is no longer known."""
         self.leased_pods = self.clock = None
-        self.pushed = self.added = None
-        self.plan_id = ""
-        self.driven = False
-        self.selection_outdated()
+        self.plans.lease_lost()
 
     def renewal_started(self) -> None:
         """A renewal is on its way to the agent."""
@@ -316,37 +256,6 @@ class Node:
     def renewal_requested(self) -> None:
         """Renew now: a renewal also asks for the ranks, of which some may have been missed."""
         self.renew_at_s = 0.0
-
-    def plan_set_stored(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
-        """The agent stores these plans; what was selected in an earlier plan set no longer counts."""
-        if plan_id != self.plan_id:
-            self.plan_id, self.added = plan_id, None
-            self.selection_outdated()
-        self.pushed = digest, stages
-
-    def plan_set_added(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
-        """The agent stores these plans beside those that it follows."""
-        self.added = digest, stages, plan_id
-
-    def plans_adopted(self, digest: str) -> None:
-        """Plans of this digest are to be followed; an agent that stores them beside others need not be sent them."""
-        added, self.added = self.added, None
-        if added is not None and added[0] == digest:
-            self.plan_set_stored(added[2], digest=digest, stages=added[1])
-
-    def selection_sent(self) -> None:
-        """From now on the agent may follow a plan, even if its answer never comes."""
-        self.driven = True
-
-    def selection_accepted(self, points: Mapping[int, int | None], *, plan_id: str, from_iteration: int) -> None:
-        """The agent runs these points (by dp) from an iteration on, unless its plan set was replaced meanwhile."""
-        if self.plan_id == plan_id:
-            self.selections[self.name] = {**self.selected, **points}
-        self.from_iteration = from_iteration
-
-    def selection_outdated(self) -> None:
-        """Select again."""
-        self.selections.pop(self.name, None)
 
     def rank_joined(self, rank: Rank) -> bool:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""

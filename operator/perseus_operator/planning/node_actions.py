@@ -13,7 +13,9 @@ from typing import Final
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.node import DEFAULT_CLOCKS, Node, RestingClock
+from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, RestingClock
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.state import JobState
 
 RENEWED_EARLY_S: Final = 2.0
@@ -136,7 +138,7 @@ def next_actions(
 def may_adopt(state: JobState) -> bool:
     """Whether agents have the plans of the coming frontier, as far as they answer."""
     return state.coming is not None and all(
-        _stores(node, node.added and node.added[:2], state.coming.digest) or _keeps_selection(node)
+        _stores(node, node.plans.beside, state.coming.digest) or _keeps_selection(node)
         for node in state.nodes.values()
         if node.pods
     )
@@ -144,7 +146,7 @@ def may_adopt(state: JobState) -> bool:
 
 def _keeps_selection(node: Node) -> bool:
     """Whether nobody waits for an agent: it does not answer, and follows what it was given before."""
-    return node.fault is not None and bool(node.selected)
+    return node.fault is not None and bool(node.plans.selected)
 
 
 def _renewed_until_s(state: JobState, now_s: float) -> float:
@@ -165,21 +167,17 @@ def is_applied(state: JobState, intent: Intent) -> bool:
 
 def holds_plans(node: Node, plans: str | None) -> bool:
     """Whether the agent stores the plans of this digest, to follow them, for every stage of its ranks."""
-    return _stores(node, node.pushed, plans)
+    return _stores(node, node.plans.pushed, plans)
 
 
-def _stores(node: Node, stored: tuple[str, frozenset[int]] | None, plans: str | None) -> bool:
-    return (
-        node.leased_pods is not None
-        and stored is not None
-        and plans is not None
-        and stored[0] == plans
-        and node.stages <= stored[1]
-    )
+def _stores(node: Node, stored: StoredPlans | None, plans: str | None) -> bool:
+    if node.leased_pods is None or stored is None or plans is None:
+        return False
+    return stored.serve(node.stages, plans)
 
 
 def _is_selected(node: Node, wanted: Mapping[int, int | None]) -> bool:
-    selected = node.selected
+    selected = node.plans.selected
     return all(dp in selected and selected[dp] == wanted.get(dp) for dp in node.pipelines)
 
 
@@ -195,7 +193,7 @@ def _next_action(
     """The lease goes first: without it nothing else lasts. But a selection is urgent, and a lease that is to be renewed
     has two thirds of its time left.
     """
-    if not node.pods or (not intent.drive and node.driven):
+    if not node.pods or (not intent.drive and node.plans.driven):
         return Release(node.name)
     if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
         return Acquire(node.name, intent.resting)
@@ -215,6 +213,6 @@ def _next_plans(
     if wanted and not _is_selected(node, wanted):
         points = tuple((dp, wanted[dp]) for dp in sorted(node.pipelines))
         return Select(node.name, points, from_iteration)
-    if wanted and intent.coming and not _stores(node, node.added and node.added[:2], intent.coming):
+    if wanted and intent.coming and not _stores(node, node.plans.beside, intent.coming):
         return Push(node.name, node.stages, intent.coming, beside=True)
     return None

@@ -87,7 +87,7 @@ def next_profiling_step(
         now_s: monotonic.
     """
     own, online = state.profiling, spec.profile.online
-    stale = state.profile_digest is not None and own.stale_profile == state.profile_digest
+    stale = state.inputs.profile_digest is not None and own.stale_profile == state.inputs.profile_digest
     if online is None or not (_is_missing(state) or stale) or spec.mode is Mode.OBSERVE:
         return None
     where, cost = spec.profile.where, next_sweep_cost(state, spec)
@@ -134,7 +134,7 @@ def next_sweep_cost(state: JobState, spec: JobSpec) -> SweepCost | None:
 
 def _is_missing(state: JobState) -> bool:
     absent = (Reason.PROFILE_NOT_FOUND, Reason.OBSERVING)
-    return state.profile_fault is not None and state.profile_fault.reason in absent
+    return state.inputs.profile_fault is not None and state.inputs.profile_fault.reason in absent
 
 
 def _recipe(online: Online) -> Recipe:
@@ -166,7 +166,7 @@ def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
     chosen = choose_clocks(common, online.max_clocks)
     if len(chosen) < FEWEST:
         return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
-    schedule = _schedule_digest(spec, state.schedule_csv or "")
+    schedule = _schedule_digest(spec, state.inputs.schedule_csv or "")
     return Sweep(chosen, schedule, _recipe(online), replaces=state.profiling.stale_profile)
 
 

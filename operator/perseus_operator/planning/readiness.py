@@ -20,7 +20,7 @@ def schedule_pending(state: JobState) -> Explanation | None:
     waiting = Explanation(
         Reason.WAITING_FOR_RANKS, "Not all training processes have reported the schedule that they run."
     )
-    return state.schedule_fault or waiting
+    return state.inputs.schedule_fault or waiting
 
 
 def frontier_pending(state: JobState) -> Explanation:
@@ -28,8 +28,8 @@ def frontier_pending(state: JobState) -> Explanation:
     schedule = schedule_pending(state)
     if schedule is not None:
         return Explanation(Reason.WAITING_FOR_FRONTIER, schedule.message)
-    if state.profile_fault is not None:
-        return Explanation(Reason.WAITING_FOR_FRONTIER, state.profile_fault.message)
+    if state.inputs.profile_fault is not None:
+        return Explanation(Reason.WAITING_FOR_FRONTIER, state.inputs.profile_fault.message)
     if state.solve_fault is not None and state.solving is None:
         return Explanation(Reason.WAITING_FOR_FRONTIER, state.solve_fault[1].message)
     return Explanation(Reason.WAITING_FOR_FRONTIER, "The frontier is being solved.")
@@ -87,12 +87,12 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
 
 def profile_mismatch(state: JobState) -> Explanation | None:
     """Why the profile is not of this job's GPUs; None: it is, or that is not known."""
-    if not state.profile_gpu or state.spec is None:
+    if not state.inputs.profile_gpu or state.spec is None:
         return None
-    others = sorted({gpu.model for gpu in state.gpus} - {state.profile_gpu})
+    others = sorted({gpu.model for gpu in state.gpus} - {state.inputs.profile_gpu})
     if not others:
         return None
-    message = f"{state.spec.profile.where} was measured on {state.profile_gpu}, the job runs on {others[0]}"
+    message = f"{state.spec.profile.where} was measured on {state.inputs.profile_gpu}, the job runs on {others[0]}"
     return Explanation(Reason.PROFILE_MISMATCH, f"{message}: name another one, or none to measure one.")
 
 
@@ -103,7 +103,7 @@ def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
         return None
     points = [point for iteration in state.history.recent for point in iteration.points.values()]
-    if any(node.driven for node in state.nodes.values()) or any(point is not None for point in points):
+    if any(node.plans.driven for node in state.nodes.values()) or any(point is not None for point in points):
         return None
     wanted = state.baseline_wanted
     more = f" More than {spec.baseline_iterations}, because they vary." if wanted > spec.baseline_iterations else ""

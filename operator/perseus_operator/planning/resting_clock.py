@@ -7,7 +7,7 @@ is the highest at which each of them may run its most power-hungry instruction w
 
 from __future__ import annotations
 
-from perseus_operator.planning.node import DEFAULT_CLOCKS, RestingClock
+from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, RestingClock
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.power_allocation import Share
 from perseus_proto.units import w_from_mw

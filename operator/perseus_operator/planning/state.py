@@ -1,7 +1,7 @@
 """Everything that is known about one job. The planner reads it and changes nothing.
 
 Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``, ``JobEnd``,
-``Comparisons``, ``Observation`` and the three ``…Progress`` do the same for their part. Nothing here does I/O, reads a
+``Comparisons``, ``Observation`` and the four ``…Progress`` do the same for their part. Nothing here does I/O, reads a
 clock or decides what to do. The events:
 
     the PerseusJob          generation_observed, class_observed, spec_accepted, spec_rejected, restored,
@@ -9,8 +9,7 @@ clock or decides what to do. The events:
     its shape               shape_learned
     pods and agents         pods_observed, node_forgotten
     telemetry               rank_joined, rank_left, iteration_reported, baseline_measured
-    profile and schedule    read_requested, read_started, read_ended,
-                            profile_accepted, schedule_accepted, schedule_rejected
+    the profile             profile_accepted
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended, frontier_adopted
     decisions of others     guard_updated, canary_judged, hardware_adopted, draw_published, share_granted, fenced_by,
                             epoch_raised
@@ -36,9 +35,11 @@ from perseus_operator.planning.evidence import summarise as summarise_evidence
 from perseus_operator.planning.gpu import Gpu, StoredLatency
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.hardware_progress import HardwareProgress
+from perseus_operator.planning.input_progress import InputProgress
 from perseus_operator.planning.iterations import WINDOW, History, JobIteration, Measured, Report, summarise
 from perseus_operator.planning.lifecycle import JobEnd
 from perseus_operator.planning.node import Node, Rank
+from perseus_operator.planning.node_plans import NodePlans
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis, Observation
 from perseus_operator.planning.power_allocation import Share
@@ -69,17 +70,7 @@ class JobState:
     spec_fault: Explanation | None = None
     declared_stragglers: tuple[DeclaredStraggler, ...] = ()
     declaration_fault: Explanation | None = None
-    profile_digest: str | None = None
-    """Of the last profile that could be read."""
-    profile_gpu: str = ""
-    """Model of the GPUs on which it was measured; empty: not known."""
-    profile_fault: Explanation | None = None
-    read_at_s: float | None = None
-    """When profile and schedule were last read (monotonic); None: read them now."""
-    reading: bool = False
-    schedule_csv: str | None = None
-    """A custom schedule; None: not known yet, or the schedule has a name."""
-    schedule_fault: Explanation | None = None
+    inputs: InputProgress = field(default_factory=InputProgress)
     frontier: FrontierView | None = None
     planned_times: PlannedTimes | None = None
     """What the frontier's plans say about single instructions."""
@@ -96,7 +87,7 @@ class JobState:
     """Digest of the inputs that could not be solved, and why."""
     nodes: dict[str, Node] = field(default_factory=dict)
     selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
-    """Points that nodes run, by name of the node; see ``Node.selected``."""
+    """Points that nodes run, by name of the node; see ``NodePlans.selected``."""
     energy_class: str = ""
     """EnergyClass that the PerseusJob is labelled with; empty: none. A tenant may write that."""
     attempt: str = ""
@@ -112,16 +103,14 @@ class JobState:
     profiling: ProfilingProgress = field(default_factory=ProfilingProgress)
     hardware: HardwareProgress = field(default_factory=HardwareProgress)
     observation: Observation = field(default_factory=Observation)
-    measured_power_mw: int | None = None
-    """Blocking power stored with the profile; the spec's takes precedence."""
     guard: Guard = field(default_factory=Guard)
     comparisons: Comparisons = field(default_factory=Comparisons)
     canary: Canary = field(default_factory=Canary)
     baseline: Measured | None = None
     share: Share | None = None
+    """Of a PowerBudget; None: no budget selects the job."""
     draw: DrawStatus | None = None
     """What another replica must know to share a PowerBudget with the job; None: no other one shares any."""
-    """Of a PowerBudget; None: no budget selects the job."""
     fenced: Explanation | None = None
     raised_epoch: int = 0
     """Drawn for this job, because an agent had seen the operator's or a higher one; 0: none was."""
@@ -153,7 +142,7 @@ class JobState:
         if observes and spec.mode is not Mode.OBSERVE and self.observation.basis is not Basis.PROFILE:
             self._forget_profile()  # good enough for a prediction, not for a plan
         if self.spec is None or spec.profile != self.spec.profile or observes != (spec.mode is Mode.OBSERVE):
-            self.read_requested()
+            self.inputs.read_requested()
             self.profiling.spec_changed()
         self.spec = spec
         self.spec_fault = None
@@ -185,7 +174,7 @@ class JobState:
         if before is not None and replace(before, data_parallel=shape.data_parallel) != shape:
             # Another program runs under the same name: what was made for the one before does not fit.
             self._forget_profile()
-        self.schedule_csv = None
+        self.inputs.schedule_outdated()
         self.spec_accepted(self.stated_spec)
 
     def restored(
@@ -244,7 +233,7 @@ class JobState:
             address, here = agents.get(name), frozenset(by_node.get(name, ()))
             node = self.nodes.get(name)
             if node is None:
-                self.nodes[name] = Node(name, address, here, selections=self.selections)
+                self.nodes[name] = Node(name, address, here, NodePlans(name, self.selections))
             else:
                 node.pods_observed(here)
                 node.address_observed(address)
@@ -263,7 +252,7 @@ class JobState:
             return
         self.shape_outdated = True
         if self.spec is not None and self.spec.pipeline.schedule is ScheduleName.FROM_RANKS:
-            self.schedule_csv = None
+            self.inputs.schedule_outdated()
         # A selection names an iteration, and new processes count theirs from their own start. One step for all nodes:
         # the ranks of a large job join one by one.
         self.selections.clear()
@@ -314,26 +303,7 @@ class JobState:
             return self.baseline
         return None
 
-    # ------------------------------------------------------------------------------------------- profile and schedule
-
-    def read_requested(self) -> None:
-        """Read profile and schedule again, now."""
-        self.read_at_s = None
-
-    def read_started(self) -> None:
-        """Profile and schedule are being read."""
-        self.reading = True
-
-    def read_ended(self, *, at_s: float | None, profile_fault: Explanation | None = None) -> None:
-        """The read has an outcome.
-
-        Args:
-            at_s: when (monotonic); None: the spec was edited meanwhile, so what was read does not count.
-            profile_fault: why there is no usable profile.
-        """
-        self.reading = False
-        if at_s is not None:
-            self.read_at_s, self.profile_fault = at_s, profile_fault
+    # -------------------------------------------------------------------------------------------------- the profile
 
     def profile_accepted(
         self,
@@ -344,16 +314,8 @@ class JobState:
         gpu_model: str = "",
     ) -> None:
         """A usable profile was read, and what is stored with it: blocking power, switch latency, model of the GPUs."""
-        self.profile_digest, self.measured_power_mw, self.profile_gpu = digest, measured_power_mw, gpu_model
+        self.inputs.profile_accepted(digest, measured_power_mw, gpu_model=gpu_model)
         self.hardware.latency_read(latency)
-
-    def schedule_accepted(self, schedule_csv: str) -> None:
-        """It is known what the pipelines run."""
-        self.schedule_csv, self.schedule_fault = schedule_csv, None
-
-    def schedule_rejected(self, fault: Explanation) -> None:
-        """There is no usable schedule; one accepted before stays."""
-        self.schedule_fault = fault
 
     # --------------------------------------------------------------------------------------------------- the frontier
 
@@ -379,7 +341,7 @@ class JobState:
         self.coming = self.coming_times = None
         if self.frontier is not None:
             for node in self.nodes.values():
-                node.plans_adopted(self.frontier.digest)
+                node.plans.adopted(self.frontier.digest)
 
     def solve_failed(self, digest: str, fault: Explanation) -> None:
         """These inputs have no frontier; they are not tried again."""
@@ -420,9 +382,9 @@ class JobState:
         self.raised_epoch = epoch
 
     def _forget_profile(self) -> None:
-        self.frontier = self.planned_times = self.coming = self.coming_times = self.profile_digest = None
+        self.frontier = self.planned_times = self.coming = self.coming_times = None
         self.observation.basis_accepted(Basis.PROFILE, "")
-        self.read_requested()
+        self.inputs.profile_forgotten()
 
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)
@@ -474,12 +436,13 @@ class JobState:
     @property
     def schedule_known(self) -> bool:
         """Whether it is known what the pipelines run."""
-        return self.schedule_csv is not None or (self.spec is not None and self.spec.pipeline.is_named)
+        return self.inputs.schedule_csv is not None or (self.spec is not None and self.spec.pipeline.is_named)
 
     @property
     def sweeping(self) -> bool:
         """Whether an agent stores the clocks of a sweep: points of iterations then belong to no frontier."""
-        return any(node.pushed and node.pushed[0].startswith(DIGEST_PREFIX) for node in self.nodes.values())
+        pushed = (node.plans.pushed for node in self.nodes.values())
+        return any(plans is not None and plans.digest.startswith(DIGEST_PREFIX) for plans in pushed)
 
     @property
     def single_ranks_wanted(self) -> bool:
@@ -491,7 +454,7 @@ class JobState:
     def blocking_power_mw(self) -> int:
         """Of one GPU while it waits: the spec's, or as measured with the profile."""
         given = self.spec.profile.blocking_power_milliwatts if self.spec else None
-        return given if given is not None else self.measured_power_mw or 0
+        return given if given is not None else self.inputs.measured_power_mw or 0
 
     @property
     def without_plan(self) -> Measured | None:
@@ -501,7 +464,7 @@ class JobState:
     @property
     def plan_since(self) -> int:
         """First iteration that runs the points selected last."""
-        return max((node.from_iteration for node in self.nodes.values() if node.ranks), default=0)
+        return max((node.plans.from_iteration for node in self.nodes.values() if node.ranks), default=0)
 
     @property
     def furthest_iteration(self) -> int:

@@ -73,14 +73,14 @@ def _profile_ready(state: JobState, decision: Decision) -> Condition:
     kind = ConditionType.PROFILE_READY
     if decision.profiling is not None:
         return Condition(kind, False, decision.profiling.reason, decision.profiling.message)
-    if state.profile_fault is not None:
-        previous = " The previous profile stays in use." if state.profile_digest is not None else ""
-        return Condition(kind, False, state.profile_fault.reason, state.profile_fault.message + previous)
+    if state.inputs.profile_fault is not None:
+        previous = " The previous profile stays in use." if state.inputs.profile_digest is not None else ""
+        return Condition(kind, False, state.inputs.profile_fault.reason, state.inputs.profile_fault.message + previous)
     if state.spec is not None and not state.spec.shape_known and decision.waiting is not None:
         return Condition(kind, None, decision.waiting.reason, decision.waiting.message)
     if instead := profile_mismatch(state) or _estimated(state, decision):
         return Condition(kind, False, instead.reason, instead.message)
-    if state.profile_digest is None:
+    if state.inputs.profile_digest is None:
         return Condition(kind, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
     message = f"The profile is valid. {state.profiling.summary}".strip()
     return Condition(kind, True, Reason.PROFILE_READ, message)
@@ -97,14 +97,14 @@ def _estimated(state: JobState, decision: Decision) -> Explanation | None:
 
 def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     kind = ConditionType.FRONTIER_READY
-    if state.schedule_fault is not None and state.frontier is None:
-        return Condition(kind, False, state.schedule_fault.reason, state.schedule_fault.message)
+    if state.inputs.schedule_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.inputs.schedule_fault.reason, state.inputs.schedule_fault.message)
     if state.solving is not None and not state.refining:
         return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
     if state.solve_fault is not None and state.frontier is None:
         return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
     if state.frontier is None:
-        status = None if state.profile_fault is None else False
+        status = None if state.inputs.profile_fault is None else False
         return Condition(kind, status, Reason.WAITING_FOR_PROFILE, "There is no usable profile yet; see ProfileReady.")
     view = state.frontier
     figures = (

@@ -152,7 +152,7 @@ def curve(state: JobState) -> list[tuple[int, int]]:
 
 def in_force(state: JobState) -> bool:
     """Return whether some agent follows a plan of this operator, wanted now or earlier."""
-    return any(node.driven for node in state.nodes.values())
+    return any(node.plans.driven for node in state.nodes.values())
 
 
 def planned_slowdown(state: JobState, decision: Decision) -> float:

@@ -28,6 +28,7 @@ from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve,
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Adopt, Push, Release, Renew, Select
+from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.planner import Decision, decide
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
@@ -102,7 +103,7 @@ class Job:
 
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
-        self.state.read_ended(at_s=self.now_s)
+        self.state.inputs.read_ended(at_s=self.now_s)
         self.state.frontier = frontier_of(self.spec)
 
     def start_pods(self) -> None:
@@ -126,7 +127,7 @@ class Job:
         self.state.guard_updated(made.guard)
         for action in made.actions:
             if isinstance(action, ReadInputs):
-                self.state.read_ended(at_s=self.now_s)
+                self.state.inputs.read_ended(at_s=self.now_s)
                 continue
             if isinstance(action, BeginComparison | ResumePlan | EndComparison):
                 self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)
@@ -141,10 +142,10 @@ class Job:
                 continue
             node = self.state.nodes[action.node]
             if isinstance(action, Acquire):
-                following = node.driven
+                following = node.plans.driven
                 node.lease_acquired(
                     node.pods,
-                    plan_id=node.plan_id,
+                    plan_id=node.plans.plan_id,
                     following=following,
                     started_s=self.now_s,
                     ttl_s=LIMITS.lease_ttl_s,
@@ -157,11 +158,12 @@ class Job:
                 if not node.pods:
                     self.state.node_forgotten(node)
             elif isinstance(action, Push):
-                noted = node.plan_set_added if action.beside else node.plan_set_stored
-                noted(action.plans, digest=action.plans, stages=action.stages)
+                noted = node.plans.stored_beside if action.beside else node.plans.stored
+                noted(StoredPlans(action.plans, action.plans, action.stages))
             else:
-                node.selection_sent()
-                node.selection_accepted(dict(action.points), plan_id=node.plan_id, from_iteration=action.from_iteration)
+                node.plans.selection_sent()
+                points, first = dict(action.points), action.from_iteration
+                node.plans.selection_accepted(points, plan_id=node.plans.plan_id, from_iteration=first)
         return made
 
     def settle(self) -> Decision:
@@ -190,12 +192,12 @@ class Job:
         """Every rank reports an iteration under what its node has selected; ``energy_mj`` of each, or by pipeline."""
         assert self.state.frontier is not None
         times_us = self.state.frontier.times_us
-        points = [n.selected.get(p) or 0 for p, n in enumerate(self.nodes)]
+        points = [n.plans.selected.get(p) or 0 for p, n in enumerate(self.nodes)]
         spans = [round(times_us[point] * slow) for point, slow in zip(points, slowdowns, strict=True)]
         for p, node in enumerate(self.nodes):
             own_mj = energy_mj[p] if isinstance(energy_mj, Sequence) else energy_mj
             for stage in range(self.spec.pipeline.stages):
-                point = node.selected.get(p)
+                point = node.plans.selected.get(p)
                 self.state.iteration_reported(
                     node,
                     Report(p, stage, 0, iteration, max(spans), spans[p], own_mj, point, evidence=evidence),

@@ -36,7 +36,7 @@ def settled(make_job: Any, **changes: Any) -> Any:
 
 
 def points(job: Any) -> set[int]:
-    return {point for node in job.nodes for point in node.selected.values()}
+    return {point for node in job.nodes for point in node.plans.selected.values()}
 
 
 def said(job: Any) -> tuple[bool | None, Reason, str]:
@@ -99,7 +99,7 @@ def test_a_job_that_is_slower_by_itself_gets_its_plan_back_with_a_bound_that_fit
     job.run()
     at = job.train_on(1, CONFIRM, 1.05)
     assert job.state.guard.hold is Hold.DEFAULT_CLOCKS
-    assert not any(node.selected for node in job.nodes)
+    assert not any(node.plans.selected for node in job.nodes)
     at = job.train_on(at, CONFIRM + 2, 1.05)  # at default clocks as well
     job.now_s = job.state.guard.until_s
     job.settle()

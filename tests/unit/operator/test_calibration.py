@@ -166,7 +166,7 @@ def test_stragglers_starts_and_transitions_are_not_recorded(job: Any) -> None:
     job.train(1)
     first, second = job.state.history.recent
     for node in job.nodes:
-        node.from_iteration = 1
+        node.plans.from_iteration = 1
     assert not job.state.is_typical(first)
     assert job.state.is_typical(second)
     assert not job.state.is_typical(replace(second, mixed=True))

@@ -39,7 +39,7 @@ class Run:
 
     def train(self, count: int = 1, slowdowns: tuple[float, float] = (1.0, 1.0)) -> None:
         for _ in range(count):
-            points = {p: node.selected.get(p) for p, node in enumerate(self.job.nodes)}
+            points = {p: node.plans.selected.get(p) for p, node in enumerate(self.job.nodes)}
             self.points.append(points)
             planned = points[0] is not None
             own_mj = DEFAULT_MJ * (1 - self.saved if planned else 1) * self.drawn.gauss(1, self.noise)
@@ -64,7 +64,7 @@ def test_a_plan_that_saves_goes_from_one_pipeline_to_all(make_job: Any) -> None:
     tested = [points for points in run.points[3:] if points[0] is not None and points[1] is None]
     assert len(tested) >= ITERATIONS
     assert run.reason() == (True, Reason.PLAN_IN_FORCE)
-    assert {point for node in run.job.nodes for point in node.selected.values()} == {run.job.decide().wanted[0]}
+    assert {point for node in run.job.nodes for point in node.plans.selected.values()} == {run.job.decide().wanted[0]}
     shown = status.figures(run.job.state, run.job.decide()).canary
     assert shown is not None
     assert shown.phase == "Passed"
@@ -135,7 +135,7 @@ def assert_it_has_failed(run: Run, why: str) -> None:
     assert made.waiting is not None
     assert why in made.waiting.message
     run.job.settle()
-    assert not any(node.driven for node in run.job.nodes)
+    assert not any(node.plans.driven for node in run.job.nodes)
     run.train(5)
     assert set(run.points[-1].values()) == {None}, "it is not tried again"
 
@@ -168,7 +168,7 @@ def test_it_waits_while_a_pipeline_is_a_straggler(make_job: Any) -> None:
     made = run.job.decide()
     assert made.waiting is not None
     assert "waits until no pipeline is a straggler" in made.waiting.message
-    assert {point for node in run.job.nodes for point in node.selected.values()} == {None}
+    assert {point for node in run.job.nodes for point in node.plans.selected.values()} == {None}
 
 
 def test_a_budget_that_limits_the_job_does_not_wait_for_a_canary(make_job: Any) -> None:
@@ -188,7 +188,7 @@ def test_a_job_of_one_pipeline_is_compared_with_its_baseline(make_job: Any) -> N
     job.connect_ranks()
     job.settle()
     for iteration in range(1, 4 + ITERATIONS + 2):
-        planned = job.nodes[0].selected.get(0) is not None
+        planned = job.nodes[0].plans.selected.get(0) is not None
         job.train(iteration, (1.0,), energy_mj=90_000 if planned else DEFAULT_MJ)
         job.state.baseline_measured()
         for _ in range(4):

@@ -10,6 +10,7 @@ from tests.unit.operator.conftest import Job
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.planning.node_actions import Adopt, Push, Select
+from perseus_operator.planning.node_plans import StoredPlans
 
 REFINED = "refined"
 
@@ -34,7 +35,7 @@ def offer(job: Job, digest: str, basis: str = "basis") -> None:
 
 def store(job: Job, node: str) -> None:
     """One agent has the coming plans."""
-    job.state.nodes[node].plan_set_added(REFINED, digest=REFINED, stages=frozenset({0, 1}))
+    job.state.nodes[node].plans.stored_beside(StoredPlans(REFINED, REFINED, frozenset({0, 1})))
 
 
 def slow(job: Job) -> None:
@@ -61,21 +62,22 @@ def test_the_plans_in_force_stay_applied_until_every_agent_has_the_coming_ones(r
     refined.settle()
     assert refined.state.frontier is not None
     assert refined.state.frontier.digest == REFINED
-    assert {(node.plan_id, bool(node.selected), node.added) for node in refined.nodes} == {(REFINED, True, None)}
+    plans = [node.plans for node in refined.nodes]
+    assert {(each.plan_id, bool(each.selected), each.beside) for each in plans} == {(REFINED, True, None)}
 
 
 @pytest.mark.parametrize("stored", [(), ("node-0",), ("node-1",)])
 def test_a_straggler_is_answered_on_the_plans_in_force_before_more_is_sent(
     refined: Job, stored: tuple[str, ...]
 ) -> None:
-    before = refined.nodes[1].plan_id
+    before = refined.nodes[1].plans.plan_id
     for node in stored:
         store(refined, node)
     slow(refined)
     selects = {select.node: select for select in actions(refined, Select)}
     assert "node-1" in selects
     assert not {push.node for push in actions(refined, Push)} & selects.keys()
-    assert refined.state.nodes["node-1"].plan_id == before, "whose points these are"
+    assert refined.state.nodes["node-1"].plans.plan_id == before, "whose points these are"
 
 
 def test_a_lease_that_was_lost_meanwhile_gets_the_plans_in_force_first(refined: Job) -> None:
@@ -89,7 +91,7 @@ def test_a_lease_that_was_lost_meanwhile_gets_the_plans_in_force_first(refined: 
     for _ in range(8):
         sent += [action.plans for action in refined.act().actions if isinstance(action, Push)]
     assert sent == [in_force, REFINED]
-    assert all(node.pushed is not None and node.pushed[0] == REFINED for node in refined.nodes)
+    assert all(node.plans.pushed is not None and node.plans.pushed.digest == REFINED for node in refined.nodes)
 
 
 def test_an_agent_that_names_the_coming_plans_as_its_own_is_sent_those_in_force(refined: Job) -> None:

@@ -22,7 +22,7 @@ from perseus_operator.planning.comparisons import (
     interval,
 )
 from perseus_operator.planning.iterations import Measured, Report
-from perseus_operator.planning.node import RestingClock
+from perseus_operator.planning.lease_clock import RestingClock
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
@@ -45,7 +45,7 @@ class Run:
 
     def train(self, count: int = 1) -> None:
         for _ in range(count):
-            planned = any(point is not None for node in self.job.nodes for point in node.selected.values())
+            planned = any(point is not None for node in self.job.nodes for point in node.plans.selected.values())
             self.planned.append(planned)
             self.job.train(self.iteration, energy_mj=round(self.energy_mj(self.iteration, planned)))
             self.iteration += 1
@@ -174,7 +174,7 @@ def test_a_straggler_ends_a_comparison_at_once(make_job: Any) -> None:
     run.job.state.detector.slowdowns = {1: 1.3}
     run.job.settle()
     assert not run.job.state.comparisons.running
-    assert all(point is not None for node in run.job.nodes for point in node.selected.values())
+    assert all(point is not None for node in run.job.nodes for point in node.plans.selected.values())
     assert not run.pairs
 
 
@@ -183,7 +183,7 @@ def test_an_agent_that_goes_on_with_the_plan_is_not_waited_for(make_job: Any) ->
     run = Run(make_job, steady)
     run.train_until(lambda: run.job.state.comparisons.interrupting)
     for node in run.job.nodes:
-        node.selection_accepted({0: None, 1: None}, plan_id=node.plan_id, from_iteration=run.iteration)
+        node.plans.selection_accepted({0: None, 1: None}, plan_id=node.plans.plan_id, from_iteration=run.iteration)
     began = run.iteration
     while run.job.state.comparisons.running:
         for p, node in enumerate(run.job.nodes):

@@ -12,7 +12,8 @@ from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.node import LeaseClock, LeasedGpu, Node, RestingClock
+from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu, RestingClock
+from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, Release, Renew
 from perseus_operator.planning.planner import Decision, decide
 from perseus_operator.planning.power_budget import member_of

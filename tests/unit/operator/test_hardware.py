@@ -249,7 +249,7 @@ def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_mean
     assert [type(action) for action in job.decide().actions] == [Solve]
     rehearsed(job)
     job.settle()
-    before = {node.name: dict(node.selected) for node in job.nodes}
+    before = {node.name: dict(node.plans.selected) for node in job.nodes}
     describe(job, measured=latency(60_000, 200_000))
     learn(job)
     solves = [action for action in job.decide().actions if isinstance(action, Solve)]
@@ -258,7 +258,7 @@ def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_mean
     ]
     job.state.solve_started(solves[0].digest, solves[0].basis)
     made = job.settle()
-    assert {node.name: dict(node.selected) for node in job.nodes} == before
+    assert {node.name: dict(node.plans.selected) for node in job.nodes} == before
     assert made.applied
 
 
@@ -273,7 +273,7 @@ def test_plans_that_were_never_rehearsed_are_not_deployed_on_gpus_that_are_known
     assert made.waiting is not None
     assert made.waiting.reason is Reason.WAITING_FOR_FRONTIER
     assert "rehearsed for NVIDIA A100" in made.waiting.message
-    assert not any(node.selected for node in job.nodes)
+    assert not any(node.plans.selected for node in job.nodes)
     rehearsed(job)
     assert job.settle().applied
 
@@ -369,7 +369,7 @@ def test_a_restarted_operator_finds_its_frontier_again(job: Any, make_job: Any) 
     heir = make_job()
     restore_from_status(heir.state, stored, now_s=0.0, wall_s=0.0)
     heir.state.profile_accepted("csv", None)
-    heir.state.read_ended(at_s=heir.now_s)
+    heir.state.inputs.read_ended(at_s=heir.now_s)
     assert [a.digest for a in heir.decide().actions if isinstance(a, Solve)] == [job.state.frontier.digest]
 
 

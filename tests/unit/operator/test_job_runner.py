@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import logging
+import math
 import sys
 import threading
 import urllib.error
@@ -24,6 +25,7 @@ from tests.waiting import eventually
 from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
+from perseus_operator.clients.agent_messages import LeaseInfo, NodeInfo
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
@@ -35,6 +37,7 @@ from perseus_operator.handlers import _configure
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.lease_clock import LeaseClock
 from perseus_operator.planning.node_actions import Acquire, Renew
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.servers.metrics_server import MetricsServer
@@ -144,6 +147,9 @@ class Asked:
     def in_turn(self) -> None:
         self.asked.append("in turn")
 
+    def at(self, due_s: float) -> None:
+        self.asked.append(f"at {due_s:g}")
+
 
 def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and_all_others_in_turn() -> None:
     job, wake, nothing = Job(), Asked(), SimpleNamespace(observe=lambda *_: None, observe_drift=lambda *_: None)
@@ -205,6 +211,51 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
         job.now_s = node.retry_at_s
     assert pauses == [*BACKOFF_S, BACKOFF_S[0], *BACKOFF_S[1:4]]
     assert node.leased_pods is None
+
+
+NEXT = f"at {LIMITS.lease_ttl_s / 3:g}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (LeaseInfo(30.0, "plans", {}, None, 7), [NEXT]),
+        (LeaseInfo(30.0, "plans", {}, None, 0), ["in turn", NEXT]),
+        (LeaseInfo(30.0, "plans", {}, LeaseClock(900, ()), 7), ["now"]),
+        (AgentUnavailable("away"), ["now"]),
+    ],
+    ids=["nothing is new", "it describes its node each time", "a clock", "no answer"],
+)
+async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo | Exception, asked: list[str]) -> None:
+    """With thousands of jobs a turn comes later than a lease runs out."""
+
+    async def renew(*_: Any, **__: Any) -> LeaseInfo:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def describe(*_: Any, **__: Any) -> NodeInfo:
+        return NodeInfo(tuple(node.ranks.values()), {}, {}, {}, {})
+
+    job, wake = Job(), Asked()
+    job.run()
+    services: Any = SimpleNamespace(
+        monotonic_s=lambda: 0.0,
+        agents=SimpleNamespace(renew=renew, describe=describe),
+        limits=LIMITS,
+        epochs=epochs_of(1),
+        looks_pace=Pace(0.001),
+        metrics=Metrics(),
+    )
+    runner, node = JobRunner(JobRef("ns", "job", "uid"), services), job.nodes[0]
+    node.described(answer.description if isinstance(answer, LeaseInfo) else 7)
+    runner.state, runner._nodes, runner._wake = job.state, session_of(job, services), cast(Any, wake)
+    runner.next_reconcile_s = math.inf
+    runner._start(Renew(node.name))
+    await asyncio.gather(*runner._tasks)
+    assert wake.asked == asked
+    if NEXT in asked:
+        assert runner.next_reconcile_s == node.renew_at_s, "and the liveness probe knows of it"
 
 
 # --------------------------------------------------------------------------------------------------------- liveness

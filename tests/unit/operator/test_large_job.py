@@ -35,15 +35,15 @@ def test_a_rank_that_joins_concerns_no_other_node(nodes: int) -> None:
     state = JobState(JobRef("ns", "job", "uid"))
     state.pods_observed([Pod(f"u{n}", "ns", f"p{n}", f"n{n}", "job", {}) for n in range(nodes)], {})
     for node in state.nodes.values():
-        node.selection_accepted({0: 7}, plan_id="", from_iteration=3)
-        assert node.selected == {0: 7}
+        node.plans.selection_accepted({0: 7}, plan_id="", from_iteration=3)
+        assert node.plans.selected == {0: 7}
     last = state.nodes[f"n{nodes - 1}"]
     counted = state.nodes = Counted(state.nodes)
     state.rank_joined(last, Rank("u", "GPU-0", 0, 0, 0, 1, 0))
     assert counted.looks == 0
-    assert not any(node.selected for node in state.nodes.values()), "and yet all select again"
-    last.selection_accepted({0: 8}, plan_id="", from_iteration=4)
+    assert not any(node.plans.selected for node in state.nodes.values()), "and yet all select again"
+    last.plans.selection_accepted({0: 8}, plan_id="", from_iteration=4)
     state.rank_joined(last, Rank("u", "GPU-0", 0, 0, 0, 1, 0))
-    assert last.selected == {0: 8}, "the same process, seen again"
+    assert last.plans.selected == {0: 8}, "the same process, seen again"
     state.node_forgotten(last)
     assert state.selections == {}

@@ -171,9 +171,9 @@ def job_of(make_job: Any, model: str = A100, **changes: Any) -> Any:
     """A job in mode Observe whose profile does not exist, with all its processes there."""
     profile = {"profileRef": {"name": "p"}, "online": {}}
     job = make_job(**{"profile": profile, "mode": "Observe", **changes})
-    job.state.profile_fault = Explanation(Reason.OBSERVING, "0 of 5 iterations are observed.")
-    job.state.read_started()
-    job.state.read_ended(at_s=job.now_s, profile_fault=job.state.profile_fault)
+    job.state.inputs.profile_fault = Explanation(Reason.OBSERVING, "0 of 5 iterations are observed.")
+    job.state.inputs.read_started()
+    job.state.inputs.read_ended(at_s=job.now_s, profile_fault=job.state.inputs.profile_fault)
     job.start_pods()
     job.connect_ranks()
     for node in job.nodes:
@@ -256,7 +256,7 @@ def test_iterations_are_observed_without_a_plan_and_anew_in_another_shape(make_j
     reading = job.state.observation.observed
     assert reading is not None
     assert [mean.count for mean in reading.stages[0].means.values()] == [6, 6]
-    assert job.state.read_at_s is None, "what it leads to is looked for at once"
+    assert job.state.inputs.read_at_s is None, "what it leads to is looked for at once"
     enforced = job_of(make_job, mode="Enforce")
     idle = Observer(enforced.state, cast(Any, SimpleNamespace()))
     for iteration in range(2 * ITERATIONS):
@@ -320,7 +320,7 @@ def test_no_clock_is_written_and_what_would_be_saved_is_said(make_job: Any) -> N
     job.state.baseline_measured()
     predicted(job, Basis.MODEL)
     train(job, range(6, 8))
-    assert not any(node.pushed or node.selected for node in job.nodes)
+    assert not any(node.plans.pushed or node.plans.selected for node in job.nodes)
     condition = said(job, ConditionType.PLAN_APPLIED)
     assert condition.message.startswith("spec.mode is Observe: no clock is written. Mode Enforce would run point")
     assert said(job, ConditionType.PROFILE_READY).reason is Reason.ESTIMATED
@@ -344,8 +344,8 @@ def test_an_estimate_is_no_profile_for_a_plan(make_job: Any) -> None:
     changes = {"profile": {"profileRef": {"name": "p"}, "online": {}}, "baselineIterations": 0}
     job.state.spec_accepted(make_job(**changes, mode="Enforce").spec)
     assert job.state.frontier is None
-    assert job.state.profile_digest is None
-    assert job.state.read_at_s is None, "the job's own profile is looked for at once"
+    assert job.state.inputs.profile_digest is None
+    assert job.state.inputs.read_at_s is None, "the job's own profile is looked for at once"
     own = job_of(make_job)
     predicted(own, Basis.PROFILE)
     own.state.spec_accepted(make_job(**changes, mode="Enforce").spec)

@@ -28,7 +28,7 @@ def test_nothing_accepted_means_nothing_done(job: Any) -> None:
 
 def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
     assert job.decide().actions == (ReadInputs(),)
-    job.state.read_at_s, job.state.profile_digest = job.now_s, "csv"
+    job.state.inputs.read_at_s, job.state.inputs.profile_digest = job.now_s, "csv"
     digest = inputs_digest(job.spec, "csv")
     assert job.decide().actions == (Solve(digest),)
     job.state.solving = digest
@@ -36,15 +36,15 @@ def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
     job.state.solving = None
     job.state.solve_fault = digest, Explanation(Reason.SOLVE_FAILED, "no")
     assert job.decide().actions == (), "the same inputs fail the same way"
-    job.state.profile_digest = "edited"
+    job.state.inputs.profile_digest = "edited"
     assert job.decide().actions == (Solve(inputs_digest(job.spec, "edited")),)
     job.now_s += 60
     assert ReadInputs() in job.decide().actions
 
 
 def test_a_missing_profile_is_looked_for_sooner(job: Any) -> None:
-    job.state.read_at_s = job.now_s
-    job.state.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "gone")
+    job.state.inputs.read_at_s = job.now_s
+    job.state.inputs.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "gone")
     made = job.decide()
     assert made.actions == ()
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
@@ -90,7 +90,7 @@ def test_a_renewal_holds_up_no_plan_and_nothing_else_changes_its_lease(job: Any)
     job.now_s += LIMITS.lease_ttl_s / 2
     assert job.decide().actions == (Renew("node-1"),), "not twice at once"
     job.act()
-    node.selection_outdated()
+    node.plans.selection_outdated()
     assert [type(action) for action in job.decide().actions] == [Select]
     node.pods_observed(node.pods | {Pod("another", "ns", "another", "node-0", "job", {})})
     made = job.decide()
@@ -104,13 +104,13 @@ def test_a_selection_does_not_wait_for_a_renewal_until_the_lease_is_short(job: A
     job.run()
     job.now_s += LIMITS.lease_ttl_s / 2
     for node in job.nodes:
-        node.selection_outdated()
+        node.plans.selection_outdated()
     assert {type(action) for action in job.decide().actions} == {Select}
     job.act()
     assert {type(action) for action in job.decide().actions} == {Renew}
     job.now_s += LIMITS.lease_ttl_s / 4
     for node in job.nodes:
-        node.selection_outdated()
+        node.plans.selection_outdated()
     assert {type(action) for action in job.decide().actions} == {Renew}
 
 
@@ -175,7 +175,7 @@ def test_leases_that_end_at_different_times_are_renewed_in_a_few_groups(make_job
 
 def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: Any) -> None:
     job.start_pods()
-    job.state.read_at_s = job.now_s
+    job.state.inputs.read_at_s = job.now_s
     for node in job.nodes:
         node.retry_at_s = job.now_s + 2
     made = job.decide()
@@ -325,7 +325,7 @@ def test_the_baseline_comes_first_unless_a_plan_is_in_force_already(make_job: An
     restarted.start_pods()
     restarted.connect_ranks()
     for node in restarted.nodes:
-        node.driven = True  # by an operator before this one
+        node.plans.driven = True  # by an operator before this one
     assert restarted.settle().applied
 
 
@@ -336,12 +336,12 @@ def test_whatever_a_gpu_may_follow_is_given_back_when_clocks_may_not_be_set(make
     job.run()
     if told_again:
         job.connect_ranks(pid=2)
-        assert not any(node.selected for node in job.nodes)
+        assert not any(node.plans.selected for node in job.nodes)
     job.state.spec_accepted(make_job(mode="Recommend").spec)
     released = {action.node for action in job.decide().actions if isinstance(action, Release)}
     assert released == {node.name for node in job.nodes}
     job.settle()
-    assert not any(node.driven for node in job.nodes)
+    assert not any(node.plans.driven for node in job.nodes)
     assert not [action for action in job.decide().actions if isinstance(action, Release)], "once"
 
 
@@ -362,8 +362,8 @@ def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], 
     node.ranks[odd.id] = odd
     made = job.settle()
     assert made.waiting.reason is reason
-    assert not any(node.selected for node in job.nodes)
-    assert all(stage < 2 for node in job.nodes for stage in (node.pushed or ("", ()))[1])
+    assert not any(node.plans.selected for node in job.nodes)
+    assert all(node.plans.pushed is None or max(node.plans.pushed.stages) < 2 for node in job.nodes)
 
 
 def test_a_rank_taken_twice_is_a_mismatch(job: Any) -> None:

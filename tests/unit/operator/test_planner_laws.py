@@ -68,8 +68,8 @@ def check(job: Any, made: Decision) -> None:
         node = job.state.nodes[action.node]
         assert not node.busy
         assert node.leased_pods is not None
-        assert node.pushed is not None
-        assert node.pushed[0] == frontier.digest
+        assert node.plans.pushed is not None
+        assert node.plans.pushed.digest == frontier.digest
         assert action.from_iteration > job.state.furthest_iteration - 1
         assert dict(action.points).keys() == node.pipelines
 

@@ -106,7 +106,7 @@ class Site:
                 job.settle()
 
     def points(self, name: str) -> set[int]:
-        return {point for node in self.jobs[name].nodes for point in node.selected.values()}
+        return {point for node in self.jobs[name].nodes for point in node.plans.selected.values()}
 
     def drawn_w(self, name: str) -> float:
         state: JobState = self.jobs[name].state
@@ -246,7 +246,7 @@ async def test_what_is_drawn_at_clocks_that_are_not_set_is_taken_first(site: Sit
     await site.tick()
     assert site.written["unsteeredWatts"] == 3000
     assert site.drawn_w("a") <= 0.8 * full_w
-    assert not any(node.selected for node in watcher.nodes)
+    assert not any(node.plans.selected for node in watcher.nodes)
 
 
 async def test_a_job_under_a_budget_that_binds_is_not_measured_at_default_clocks(site: Site) -> None:

@@ -55,7 +55,7 @@ def test_a_profile_is_used_on_gpus_of_its_model_alone(
     assert f"was measured on {A100}, the job runs on {H100}: name another one, or none to measure one" in message
     assert {type(action) for action in job.act().actions} >= {Release}
     job.settle()
-    assert not any(node.driven for node in job.nodes)
+    assert not any(node.plans.driven for node in job.nodes)
     assert not job.decide().wanted
 
 

@@ -25,7 +25,7 @@ MISSING = Explanation(Reason.PROFILE_NOT_FOUND, "PerseusProfile p does not exist
 def profiled(make_job: Any, **changes: Any) -> Any:
     """A job whose profile does not exist, with all its processes there."""
     job = make_job(**{"profile": ONLINE, **changes})
-    job.state.profile_fault, job.state.read_at_s = MISSING, job.now_s
+    job.state.inputs.profile_fault, job.state.inputs.read_at_s = MISSING, job.now_s
     job.start_pods()
     job.connect_ranks()
     for node in job.nodes:
@@ -70,9 +70,9 @@ def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
     made = settle(job)
     sweep = job.state.profiling.sweep
     assert sweep.clocks_mhz == (1000, 800, 600), "at most four at equal steps: five clocks in steps of two"
-    assert all(node.pushed == (sweep.digest, frozenset({0, 1})) for node in job.nodes)
+    assert all(node.plans.pushed and node.plans.pushed.serve({0, 1}, sweep.digest) for node in job.nodes)
     for point in range(3):
-        assert all(node.selected == {p: point} for p, node in enumerate(job.nodes))
+        assert all(node.plans.selected == {p: point} for p, node in enumerate(job.nodes))
         assert f"clock {point + 1} of at most 3: 0 of 2 iterations" in said(job, made).message
         assert said(job, made).reason is said(job, made, ConditionType.PLAN_APPLIED).reason is Reason.PROFILING
         assert status.planned_slowdown(job.state, made) == pytest.approx(1000 / sweep.clocks_mhz[point])
@@ -81,19 +81,19 @@ def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
         made = settle(job)
     assert job.state.profiling.readings_stored == 2, "after every clock but the last, which is kept with the profile"
     assert job.state.profiling.profile_stored
-    assert all(node.selected == {p: 0} for p, node in enumerate(job.nodes)), "the highest clock until there is a plan"
+    assert all(node.plans.selected == {p: 0} for p, node in enumerate(job.nodes)), "the highest clock at first"
     assert not [action for action in obey(job).actions if isinstance(action, StoreProfile)], "kept once"
-    job.state.profile_fault = None
+    job.state.inputs.profile_fault = None
     job.solve()
     job.state.profiling.sweep = None
     made = settle(job)
     assert made.applied
-    assert all(node.pushed[0] == job.state.frontier.digest for node in job.nodes)
+    assert all(node.plans.pushed.digest == job.state.frontier.digest for node in job.nodes)
 
 
 def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: Any) -> None:
     job = profiled(make_job)
-    job.state.profile_fault = None
+    job.state.inputs.profile_fault = None
     job.solve()
     assert settle(job).applied
     assert job.state.profiling.sweep is None
@@ -101,7 +101,7 @@ def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: 
     assert settle(bare).profiling is None
     assert said(bare, bare.decide()).reason is Reason.PROFILE_NOT_FOUND
     damaged = profiled(make_job)
-    damaged.state.profile_fault = Explanation(Reason.PROFILE_INVALID, "row 3")
+    damaged.state.inputs.profile_fault = Explanation(Reason.PROFILE_INVALID, "row 3")
     assert settle(damaged).profiling is None, "it is somebody's: nothing is written into it"
 
 
@@ -110,7 +110,7 @@ def test_recommend_changes_no_clock_and_says_what_it_needs(make_job: Any) -> Non
     made = settle(job)
     assert said(job, made).reason is Reason.PROFILING_NEEDS_ENFORCE
     assert "needs spec.mode Enforce" in said(job, made).message
-    assert not any(node.pushed or node.selected for node in job.nodes)
+    assert not any(node.plans.pushed or node.plans.selected for node in job.nodes)
     enforced = profiled(make_job)
     settle(enforced)
     measure(enforced, 1000)
@@ -121,13 +121,13 @@ def test_recommend_changes_no_clock_and_says_what_it_needs(make_job: Any) -> Non
     enforced.state.spec_accepted(make_job(profile=ONLINE).spec)
     settle(enforced)
     assert enforced.state.profiling.sweep.point == 1, "it goes on where it was"
-    assert all(node.selected == {p: 1} for p, node in enumerate(enforced.nodes))
+    assert all(node.plans.selected == {p: 1} for p, node in enumerate(enforced.nodes))
 
 
 def test_the_baseline_comes_first(make_job: Any) -> None:
     job = profiled(make_job, baselineIterations=2)
     made = settle(job)
-    assert not any(node.selected for node in job.nodes)
+    assert not any(node.plans.selected for node in job.nodes)
     assert "default clocks" in said(job, made).message
     assert "It takes at most 9 iterations at 3 clocks, slower by at most" in said(job, made).message, "before it begins"
     for iteration in range(4):
@@ -136,7 +136,7 @@ def test_the_baseline_comes_first(make_job: Any) -> None:
                 job.state.iteration_reported(node, Report(p, stage, 0, iteration, 10, 10, 1000, None))
     job.state.baseline_measured()
     settle(job)
-    assert all(node.selected for node in job.nodes)
+    assert all(node.plans.selected for node in job.nodes)
 
 
 def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
     job.nodes[0].lease_lost()
     made = obey(job)
     made = settle(job)
-    assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
+    assert all(node.plans.selected == {p: 1} for p, node in enumerate(job.nodes))
     job.state.pods_observed([], {n.name: n.address for n in job.nodes})
     assert "No pod of the job is running" in said(job, job.decide()).message
     job.start_pods()
@@ -155,7 +155,7 @@ def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
     made = settle(job)
     assert job.state.profiling.sweep.point == 1
     assert [a for a in made.actions if isinstance(a, Select | Push)] == []
-    assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
+    assert all(node.plans.selected == {p: 1} for p, node in enumerate(job.nodes))
 
 
 def test_other_gpus_or_another_number_of_clocks_start_a_new_sweep(make_job: Any) -> None:
@@ -189,7 +189,7 @@ def test_what_cannot_be_measured_is_said_and_leaves_default_clocks(make_job: Any
     late.state.profiling.sweep = replace(late.state.profiling.sweep, spent_us=10**12)
     made = settle(late)
     assert "raise spec.profile.online.maxDurationSeconds" in said(late, made).message
-    assert not any(node.selected for node in late.nodes)
+    assert not any(node.plans.selected for node in late.nodes)
     stuck = profiled(make_job)
     settle(stuck)
     stuck.state.profiling.rejection = "dp 0, stage 1 does not follow its schedule"
@@ -273,7 +273,7 @@ def test_where_steps_vary_clocks_are_measured_again_instead_of_those_around_the_
     assert sweep.clocks_mhz == (1000, 800, 600)
     assert {reading.iterations for reading in sweep.readings} == {64}
     assert "Measuring 600 MHz, clock 3 of 3, in round 2 because steps vary by" in messages[2]
-    assert [node.selected for node in job.nodes] == [{0: 0}, {1: 0}]
+    assert [node.plans.selected for node in job.nodes] == [{0: 0}, {1: 0}]
 
 
 def test_a_pipeline_mixes_clocks_and_needs_none_between_them(make_job: Any) -> None:
@@ -299,7 +299,7 @@ def test_a_profile_that_no_longer_fits_is_measured_again(make_job: Any) -> None:
     made = settle(job)
     assert job.state.profiling.sweep.replaces == "csv"
     assert said(job, made).message.startswith("Stage 1 takes 13% more time than profiled. Measuring 1000 MHz")
-    assert all(node.pushed[0].startswith(DIGEST_PREFIX) for node in job.nodes)
+    assert all(node.plans.pushed.digest.startswith(DIGEST_PREFIX) for node in job.nodes)
     # Too little could be measured: then the old profile must do.
     job.state.profiling.fault = Explanation(Reason.PROFILING_FAILED, "no")
     assert settle(job).applied

@@ -21,6 +21,7 @@ from perseus_operator.objects import Json
 from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node, Rank
+from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
@@ -88,7 +89,7 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     await own.write(SaveSweep())
     await own.write(StoreProfile())
     assert state.profiling.profile_stored
-    assert state.read_at_s is None, "to be read back at once"
+    assert state.inputs.read_at_s is None, "to be read back at once"
     spec = state.spec
     assert spec is not None
     found = await profile_source.read_profile(kube, "ns", spec)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ async def test_a_foreign_profile_is_never_overwritten(make_job: Any) -> None:
     await own.write(StoreProfile())
     assert kube.profiles["p"].spec == {"csv": "theirs"}
     assert not state.profiling.profile_stored
-    assert state.read_at_s is None, "and what is there is looked at"
+    assert state.inputs.read_at_s is None, "and what is there is looked at"
     assert await own.end_sweep("digest of theirs"), "and ends the sweep"
 
 
@@ -197,7 +198,7 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
     plans = decode_plan_set(own.plan_set({0, 1}, REQUEST))
     assert [set(plans.stage_clocks_mhz(0, point)) for point in range(2)] == [{clock} for clock in CLOCKS]
     for node in nodes:
-        node.pushed = state.profiling.sweep.digest, frozenset({0, 1})
+        node.plans.stored(StoredPlans("clocks", state.profiling.sweep.digest, frozenset({0, 1})))
     train(1)  # its energy alone cannot be told: the agent's mean holds one that nobody has heard of
     train(2)
     train(3)
@@ -225,7 +226,7 @@ class Paces:
 
 async def test_drift_of_a_profile_of_our_own_asks_for_another_and_then_rests(make_job: Any) -> None:
     own, state = profiler(StoredObjects(), make_job)
-    state.profile_digest = "old"
+    state.inputs.profile_digest = "old"
     iteration = JobIteration(5, {0: 1, 1: 1}, 1, None, {0: 0, 1: 0}, mixed=False)
     solved: Any = SimpleNamespace(planned_times=Paces(1.2))
     ours, theirs = StoredProfile("p", b"", "ns", ours=True), StoredProfile("p", b"", "ns")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_operator.planning.node import DEFAULT_CLOCKS, LeaseClock, RestingClock
+from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
 from perseus_operator.planning.node_actions import Acquire
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.resting_clock import resting_clock

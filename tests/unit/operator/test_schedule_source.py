@@ -128,11 +128,11 @@ def test_processes_must_agree_and_all_must_have_reported(make_job: Any) -> None:
 def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_another_frontier(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     job.start_pods()
-    job.state.profile_digest, job.state.read_at_s = "csv", job.now_s
+    job.state.inputs.profile_digest, job.state.inputs.read_at_s = "csv", job.now_s
     assert not [action for action in job.decide().actions if isinstance(action, Solve)]
     assert "have reported the schedule" in job.decide().waiting.message
     job.connect_ranks()
-    job.state.schedule_csv = "one"
+    job.state.inputs.schedule_csv = "one"
     (one,) = [action for action in job.decide().actions if isinstance(action, Solve)]
     assert (
         one.digest

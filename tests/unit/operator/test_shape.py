@@ -181,7 +181,7 @@ def test_new_processes_bring_a_new_shape_and_the_same_ones_bring_none() -> None:
     job.state.shape_learned(other)
     assert job.state.spec is not None
     assert job.state.spec.pipeline.data_parallel == 4
-    assert job.state.profile_digest is None, "what was measured on two stages says nothing about one"
+    assert job.state.inputs.profile_digest is None, "what was measured on two stages says nothing about one"
 
 
 def test_a_stated_shape_is_not_asked_for() -> None:

@@ -23,9 +23,9 @@ def said(job: Any) -> dict[str, Condition]:
 
 def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
     assert said(job)["Ready"].reason is Reason.PROFILE_UNREADABLE
-    job.state.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "not there")
+    job.state.inputs.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "not there")
     assert said(job)["Ready"].reason is Reason.CONFIG_MAP_NOT_FOUND
-    job.state.profile_fault = None
+    job.state.inputs.profile_fault = None
     job.solve()
     assert said(job)["Ready"].reason is Reason.NO_PODS
     job.run()

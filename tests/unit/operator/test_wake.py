@@ -1,4 +1,5 @@
-"""When a job is looked at again: at once where something is urgent, in its turn where nothing is."""
+"""When a job is looked at again: at once where something is urgent, in its turn where nothing is, at a
+certain time where something is due."""
 
 from __future__ import annotations
 
@@ -69,6 +70,20 @@ async def test_urgent_looks_at_one_job_do_not_put_off_the_turns_of_others(clock:
     assert pace.turn_s(clock.now_s) == pytest.approx(clock.now_s + 0.1)
 
 
+async def test_what_is_due_waits_for_no_turn_and_the_earliest_counts(clock: Clock) -> None:
+    pace = Pace(per_s=0.01)
+    pace.turn_s(clock.now_s)  # the next turn is in a hundred seconds
+    wake = Wake(pace, lambda: clock.now_s)
+    wake.in_turn()
+    for due_s in (clock.now_s + 10, clock.now_s + 12, clock.now_s + 9, clock.now_s - 1):
+        wake.at(due_s)
+    assert [delay_s for delay_s, _ in clock.timers] == pytest.approx([100.0, 10.0, 9.0, 0.0])
+    assert not await looks(wake)
+    wake.at(clock.now_s + 11)
+    clock.timers[-1][1]()
+    assert await looks(wake), "a look forgets what was due: it sees what is due next"
+
+
 async def test_a_job_that_takes_long_to_look_at_takes_a_tenth_of_the_loop(clock: Clock) -> None:
     wake = Wake(Pace(per_s=1000.0), lambda: clock.now_s)
     wake.looked(0.2)
@@ -83,8 +98,8 @@ async def test_a_job_that_takes_long_to_look_at_takes_a_tenth_of_the_loop(clock:
 async def test_a_runner_that_has_stopped_is_not_looked_for(clock: Clock) -> None:
     wake = Wake(Pace(per_s=1000.0), lambda: clock.now_s)
     wake.in_turn()
-    timer = wake._timer
+    wake.at(clock.now_s + 1)
+    timers = wake._timer, wake._due
     wake.cancel()
-    assert timer is not None
-    assert timer.cancelled()
+    assert all(timer is not None and timer.cancelled() for timer in timers)
     assert not await looks(wake)
