@@ -168,5 +168,8 @@ class Simplex:
         Raises:
             FlowFailed: there is none: flow around a cycle saves without end.
         """
+        # Arcs are looked at in the order of the graph. Of several optima that is one in which equal blocks carry nearly
+        # equal flows, and plans that are made of them are better. Pivots disturb it.
+        self._other[:] = self._other[np.argsort(self._other["arc"])]
         if library().simplex_solve(ctypes.byref(self._state), self._block) < 0:
             raise FlowFailed("network simplex: flow around a cycle saves without end")

@@ -33,10 +33,8 @@ _WORK, _WORK_ONE = 1.2e8, 1e7
 second, flows included. A larger graph gets fewer turns, never less than a plan of each relaxed timetable and two
 mixtures for each deadline.
 """
-_FLOW, _LEAST, _LEAST_BESIDE = 400, 1 / 3, 1 / 5
-"""A flow counts as so many sweeps; and what they leave at least, as shares of the budget and of what flows
-take.
-"""
+_FLOW, _LEAST, _LEAST_BESIDE = 400, 1 / 3, 3 / 10
+"""A flow counts as so many sweeps; and what flows leave at least, as shares of the budget and of what they take."""
 _OWN_SHARE = 0.8
 """Relaxed timetables are rounded both ways if that takes at most so much of the budget, otherwise one way. Of large
 graphs each of them must still become a plan.
