@@ -24,7 +24,7 @@ FORECAST = 0.5
 """Share of the prices that the repeated part chooses. The other half goes where the whole is least known."""
 _NEAR = 2
 """Prices that are solved for the bound at a single makespan."""
-MIXED = 2
+MIXED = 1
 """Mixtures between two samples: they raise the envelope, and their timetables are further ones to round."""
 
 
