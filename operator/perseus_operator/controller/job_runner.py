@@ -90,7 +90,7 @@ class JobRunner:
         self._observer = Observer(self.state, services)
         self._inputs = SolveInputs(self.state, services, self._calibrator, self._profiler, self._observer)
         self._frontier = FrontierLoader(self.state, services)
-        self._status = StatusWriter(ref, services, self._spawn)
+        self._status = StatusWriter(ref, services, lambda write: self._spawn(write, otherwise=self._written))
         self._trace = EditTrace()
         self._nodes = NodeSession(
             self.state,
@@ -327,6 +327,10 @@ class JobRunner:
             self._wake.in_turn()
         self.next_reconcile_s = min(self.next_reconcile_s, node.renew_at_s)
         self._wake.at(node.renew_at_s)
+
+    def _written(self) -> None:
+        """The status is stored, and there is nothing more to report."""
+        self._trace.reported(self._status.stored, self.state.generation)
 
     async def _select(self, node: Node, action: NodeCommand) -> bool:
         """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""

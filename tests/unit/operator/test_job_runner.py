@@ -324,6 +324,46 @@ async def test_what_waits_for_a_renewal_goes_when_it_ends_and_is_not_looked_at_b
     assert asked == follows
 
 
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["nothing happens", "a node's agent is lost meanwhile"])
+async def test_a_status_write_is_followed_by_a_look_only_if_there_is_more_to_report(meanwhile: bool) -> None:
+    stored, answers = [], asyncio.Event()
+
+    async def write_status(_: JobRef, status: dict[str, Any]) -> str:
+        stored.append(status)
+        await answers.wait()
+        return str(len(stored))
+
+    async def answer(*_: Any, **__: Any) -> str:
+        return "1"
+
+    job, wake = Job(), Asked()
+    job.run()
+    job.state.inputs.read_started()
+    services: Any = SimpleNamespace(
+        kube=SimpleNamespace(write_status=write_status, annotate=answer, post_event=answer),
+        monotonic_s=lambda: job.now_s,
+        wall_s=lambda: job.wall_s,
+        limits=LIMITS,
+        looks_pace=Pace(0.001),
+        figures_pace=Pace(10.0),
+        status_interval_s=5.0,
+        metrics=Metrics(),
+    )
+    runner = JobRunner(job.state.ref, services)
+    runner.state, runner._wake = job.state, cast(Any, wake)
+    runner._reconcile()
+    await asyncio.sleep(0)
+    if meanwhile:
+        job.nodes[0].fault = Explanation(Reason.AGENT_UNAVAILABLE, "no answer")
+        runner._reconcile()
+    answers.set()
+    await asyncio.gather(*runner._tasks)
+    assert wake.asked == (["now"] if meanwhile else [])
+    assert runner._reconcile() > 1.0, "what is due next has its time"
+    await asyncio.gather(*runner._tasks)
+    assert len(stored) == 1 + meanwhile
+
+
 # --------------------------------------------------------------------------------------------------------- liveness
 
 
