@@ -40,7 +40,7 @@ from perseus_operator.planning.comparisons import BeginComparison, EndComparison
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Adopt, NodeAction, Renew, Select
+from perseus_operator.planning.node_actions import Adopt, AwaitRenewal, NodeCommand, Renew, Select
 from perseus_operator.planning.planner import Action, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
@@ -77,6 +77,8 @@ class JobRunner:
         self._raw_spec: Any = None
         self._annotation: str | None = None
         self._wake = Wake(services.looks_pace, services.monotonic_s)
+        self._awaited: set[str] = set()
+        """Nodes whose renewal the planner waits for, as it said last."""
         self._selecting = 0
         """Selections that are under way."""
         self._bound_us = math.inf
@@ -88,7 +90,7 @@ class JobRunner:
         self._observer = Observer(self.state, services)
         self._inputs = SolveInputs(self.state, services, self._calibrator, self._profiler, self._observer)
         self._frontier = FrontierLoader(self.state, services)
-        self._status = StatusWriter(ref, services, self._spawn)
+        self._status = StatusWriter(ref, services, lambda write: self._spawn(write, otherwise=self._written))
         self._trace = EditTrace()
         self._nodes = NodeSession(
             self.state,
@@ -244,6 +246,7 @@ class JobRunner:
             self._bound_us = decision.bound_us or math.inf
             self.state.guard_updated(decision.guard)
             self.state.hardware_adopted(decision.hardware)
+            self._awaited.clear()
             for action in decision.actions:
                 self._start(action)
             baseline = self.state.baseline_measured()
@@ -297,6 +300,8 @@ class JobRunner:
         elif isinstance(action, SaveSweep | StoreProfile):
             state.profiling.write_started()
             self._spawn(self._profiler.write(action))
+        elif isinstance(action, AwaitRenewal):
+            self._awaited.add(action.node)
         else:
             node = state.nodes[action.node]
             if isinstance(action, Renew):
@@ -309,12 +314,12 @@ class JobRunner:
             self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
 
     async def _renew(self, node: Node, action: Renew) -> bool:
-        """Renew a lease; whether the planner must look at once: something has changed."""
+        """Renew a lease; whether the planner must look at once: something has changed, or waits for this."""
         inputs = self.state.inputs
         before = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
         await self._nodes.command(node, action)
         after = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
-        return after != before or node.fault is not None
+        return after != before or node.fault is not None or node.name in self._awaited
 
     def _renewed(self, node: Node) -> None:
         """Look no later than the next renewal is due; in turn if the agent has described its node once more."""
@@ -323,7 +328,11 @@ class JobRunner:
         self.next_reconcile_s = min(self.next_reconcile_s, node.renew_at_s)
         self._wake.at(node.renew_at_s)
 
-    async def _select(self, node: Node, action: NodeAction) -> bool:
+    def _written(self) -> None:
+        """The status is stored, and there is nothing more to report."""
+        self._trace.reported(self._status.stored, self.state.generation)
+
+    async def _select(self, node: Node, action: NodeCommand) -> bool:
         """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""
         self._selecting += 1
         try:

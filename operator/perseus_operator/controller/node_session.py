@@ -33,7 +33,7 @@ from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Acquire, NodeAction, Push, Release, Renew, Select
+from perseus_operator.planning.node_actions import Acquire, NodeCommand, Push, Release, Renew, Select
 from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.state import JobState
 
@@ -78,7 +78,7 @@ class NodeSession:
         """The tasks that read telemetry."""
         return list(self._streams.values())
 
-    async def command(self, node: Node, action: NodeAction) -> None:
+    async def command(self, node: Node, action: NodeCommand) -> None:
         """Send one command to one agent, and note the outcome."""
         name, result = type(action).__name__, "ok"
         try:
@@ -95,7 +95,7 @@ class NodeSession:
             (node.renewal_ended if isinstance(action, Renew) else node.command_ended)()
             self._services.metrics.agent_calls.labels(name.lower(), result).inc()
 
-    async def _fenced(self, node: Node, action: NodeAction, error: AgentFenced) -> None:
+    async def _fenced(self, node: Node, action: NodeCommand, error: AgentFenced) -> None:
         """Go on under a higher epoch if the counter was lost; stop if a newer operator commands."""
         state = self._state
         try:
@@ -113,7 +113,7 @@ class NodeSession:
         state.epoch_raised(epoch)
         node.lease_lost()  # whatever it holds was acquired under another epoch
 
-    def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
+    def _failed(self, node: Node, action: NodeCommand, error: AgentError, *, refused: bool) -> None:
         tracing.failed(error)
         now_s = self._services.monotonic_s()
         # An agent that refuses anything but a lease does not know of ours: it has restarted, or the lease has expired.
@@ -128,7 +128,7 @@ class NodeSession:
         if isinstance(action, Release) and not node.pods and node.expires_at_s <= now_s:
             self._forget(node)
 
-    async def _perform(self, node: Node, action: NodeAction) -> None:
+    async def _perform(self, node: Node, action: NodeCommand) -> None:
         agents, metrics, address = self._services.agents, self._services.metrics, node.address
         assert address is not None
         command: dict[str, Any] = {"job_uid": self._state.ref.uid, "epoch": self._epoch}

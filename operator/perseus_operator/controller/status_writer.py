@@ -38,7 +38,7 @@ class StatusWriter:
     """What has been reported about the job so far, and what is to be."""
 
     def __init__(self, ref: JobRef, services: Services, spawn: Callable[[Coroutine[Any, Any, bool]], None]) -> None:
-        """``spawn`` runs a write as a task, then wakes the runner: in its turn, if the write returns False."""
+        """``spawn`` runs a write as a task, then wakes the runner if the write returns True."""
         self._ref = ref
         self._services = services
         self._spawn = spawn

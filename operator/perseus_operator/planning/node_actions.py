@@ -1,7 +1,8 @@
 """What to do next on each node, so that its agent holds the lease, the plans and the points that are wanted.
 
 At most one action for a node, and none while one is under way: a slow agent holds up no other. Only plans and
-selections do not wait for a renewal: the lease stands while it is renewed.
+selections do not wait for a renewal: the lease stands while it is renewed. Whatever else does is decided once it has
+ended (``AwaitRenewal``).
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ RENEWED_EARLY_S: Final = 2.0
 
 _ADDED_AT_ONCE: Final = 512
 """Nodes that are sent coming plans at the same time: a selection there waits for them, some tenths of a second."""
-
-_RENEWAL_S: Final = 0.2
-"""How soon to look again at a node whose lease is to be changed while it is being renewed; that seldom takes longer."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,15 @@ class Select:
     from_iteration: int
 
 
-NodeAction = Acquire | Renew | Release | Push | Select
+@dataclass(frozen=True)
+class AwaitRenewal:
+    """Decide again as soon as the renewal under way has ended: the lease is to be changed."""
+
+    node: str
+
+
+NodeCommand = Acquire | Renew | Release | Push | Select
+NodeAction = NodeCommand | AwaitRenewal
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def next_actions(
             renewed_until_s=renewed_until_s,
         )
         if node.renewing and not isinstance(action, Push | Select):
-            yield None, now_s + _RENEWAL_S if action else math.inf
+            yield action and AwaitRenewal(node.name), math.inf
             continue
         if isinstance(action, Push) and action.beside:
             room -= 1
@@ -189,7 +195,7 @@ def _next_action(
     from_iteration: int,
     now_s: float,
     renewed_until_s: float,
-) -> NodeAction | None:
+) -> NodeCommand | None:
     """The lease goes first: without it nothing else lasts. But a selection is urgent, and a lease that is to be renewed
     has two thirds of its time left.
     """

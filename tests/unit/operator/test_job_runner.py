@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from perseus_operator.controller.services import BACKOFF_S
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
-from perseus_operator.objects import JobRef
+from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.lease_clock import LeaseClock
@@ -150,6 +151,9 @@ class Asked:
     def at(self, due_s: float) -> None:
         self.asked.append(f"at {due_s:g}")
 
+    def looked(self, duration_s: float) -> None:
+        """Nothing is asked."""
+
 
 def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and_all_others_in_turn() -> None:
     job, wake, nothing = Job(), Asked(), SimpleNamespace(observe=lambda *_: None, observe_drift=lambda *_: None)
@@ -213,6 +217,7 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
     assert node.leased_pods is None
 
 
+ANOTHER_POD = Pod("another", "ns", "another", "node-0", "job", {})
 NEXT = f"at {LIMITS.lease_ttl_s / 3:g}"
 
 
@@ -256,6 +261,107 @@ async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo 
     assert wake.asked == asked
     if NEXT in asked:
         assert runner.next_reconcile_s == node.renew_at_s, "and the liveness probe knows of it"
+
+
+@pytest.mark.parametrize(
+    ("change", "follows"),
+    [
+        (lambda job: job.nodes[0].pods_observed(job.nodes[0].pods | {ANOTHER_POD}), ["acquire"]),
+        (lambda job: job.nodes[0].pods_observed(frozenset()), ["release"]),
+        (lambda job: job.state.spec_accepted(spec_of(mode="Observe")), ["release"]),
+        (lambda job: setattr(job, "now_s", job.now_s + LIMITS.lease_ttl_s), ["acquire"]),
+        (lambda _: None, []),
+    ],
+    ids=["another pod", "no pods", "clocks are not to be set", "the lease has run out", "nothing is to change"],
+)
+async def test_what_waits_for_a_renewal_goes_when_it_ends_and_is_not_looked_at_before(
+    change: Callable[[Job], None], follows: list[str]
+) -> None:
+    asked: list[str] = []
+    ended = asyncio.Event()
+
+    async def renew(*_: Any, **__: Any) -> LeaseInfo:
+        await ended.wait()
+        return LeaseInfo(LIMITS.lease_ttl_s, "plans", {}, None, 7)
+
+    def answer(name: str) -> Callable[..., Any]:
+        async def refuse(*_: Any, **__: Any) -> None:
+            asked.append(name)
+            raise AgentRefused("not now")
+
+        return refuse
+
+    job, wake = Job(), Asked()
+    job.run()
+    [node, other] = job.nodes
+    agents = {name: answer(name) for name in ("acquire", "release", "push", "select")}
+    services: Any = SimpleNamespace(
+        monotonic_s=lambda: job.now_s,
+        wall_s=lambda: job.wall_s,
+        agents=SimpleNamespace(renew=renew, **agents),
+        limits=LIMITS,
+        epochs=epochs_of(1),
+        looks_pace=Pace(0.001),
+        metrics=Metrics(),
+    )
+    runner = JobRunner(job.state.ref, services)
+    runner.state, runner._nodes, runner._wake = job.state, session_of(job, services), cast(Any, wake)
+    runner._status = cast(Any, SimpleNamespace(stored={}, report=lambda *_, **__: NEVER_S))
+    node.described(7)
+    other.command_started()  # nor has anything else to be done
+    job.state.inputs.read_started()
+    runner._start(Renew(node.name))
+    await asyncio.sleep(0)  # it is sent
+    change(job)
+    assert runner._reconcile() > 1.0, "nothing can be done about it until then"
+    await asyncio.sleep(0)
+    assert (asked, wake.asked) == ([], [])
+    ended.set()
+    await asyncio.gather(*runner._tasks)
+    assert (wake.asked.pop(0) == "now") is bool(follows), "what waits goes at once, and nothing else is looked at"
+    runner._reconcile()
+    await asyncio.gather(*runner._tasks)
+    assert asked == follows
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["nothing happens", "a node's agent is lost meanwhile"])
+async def test_a_status_write_is_followed_by_a_look_only_if_there_is_more_to_report(meanwhile: bool) -> None:
+    stored, answers = [], asyncio.Event()
+
+    async def write_status(_: JobRef, status: dict[str, Any]) -> str:
+        stored.append(status)
+        await answers.wait()
+        return str(len(stored))
+
+    async def answer(*_: Any, **__: Any) -> str:
+        return "1"
+
+    job, wake = Job(), Asked()
+    job.run()
+    job.state.inputs.read_started()
+    services: Any = SimpleNamespace(
+        kube=SimpleNamespace(write_status=write_status, annotate=answer, post_event=answer),
+        monotonic_s=lambda: job.now_s,
+        wall_s=lambda: job.wall_s,
+        limits=LIMITS,
+        looks_pace=Pace(0.001),
+        figures_pace=Pace(10.0),
+        status_interval_s=5.0,
+        metrics=Metrics(),
+    )
+    runner = JobRunner(job.state.ref, services)
+    runner.state, runner._wake = job.state, cast(Any, wake)
+    runner._reconcile()
+    await asyncio.sleep(0)
+    if meanwhile:
+        job.nodes[0].fault = Explanation(Reason.AGENT_UNAVAILABLE, "no answer")
+        runner._reconcile()
+    answers.set()
+    await asyncio.gather(*runner._tasks)
+    assert wake.asked == (["now"] if meanwhile else [])
+    assert runner._reconcile() > 1.0, "what is due next has its time"
+    await asyncio.gather(*runner._tasks)
+    assert len(stored) == 1 + meanwhile
 
 
 # --------------------------------------------------------------------------------------------------------- liveness
