@@ -20,7 +20,7 @@ _PLANS = (_AT, _COUNT, _AT, _AT)
 _OFFERED = (*_PLANS, _AT, _AT, _COUNT, _AT)
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "simplex_start": ((_AT,), None),
-    "simplex_follow": ((_AT, *(ctypes.c_int32,) * 3, _COUNT), None),
+    "simplex_follow": ((_AT, ctypes.c_int32, _COUNT), None),
     "simplex_solve": ((_AT, ctypes.c_int32), _COUNT),
     "sweeps_measure": ((*_PLANS, _AT, _AT), ctypes.c_int),
     "sweeps_improve": (_PLANS, ctypes.c_int),

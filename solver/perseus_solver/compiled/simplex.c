@@ -6,7 +6,7 @@ the new optimum. Trees are strongly feasible (Cunningham 1976): from every node 
 ends although most pivots move no flow. Of tied arcs the one leaves the tree that keeps it so.
 
 Pivots walk along few of the numbers of many nodes, so these are apart. All nodes are in one circle, each followed by its
-subtree.
+subtree, and numbered along it.
 */
 
 #include <stdint.h>
@@ -85,11 +85,40 @@ static void raise(Simplex *s, int32_t one, int32_t end, int64_t by, int32_t deep
 }
 
 /* Follow a change of the cost of an arc that has one segment. */
-void simplex_follow(Simplex *s, int32_t arc, int32_t source, int32_t target, int64_t by) {
-    if (s->node[source].arc == arc)
-        raise(s, source, s->last[source], -by, 0);
-    else if (s->node[target].arc == arc)
-        raise(s, target, s->last[target], by, 0);
+void simplex_follow(Simplex *s, int32_t arc, int64_t by) {
+    for (int32_t one = 0; one < s->nodes; one++)
+        if (s->node[one].arc == arc)
+            raise(s, one, s->last[one], s->node[one].away ? by : -by, 0);
+}
+
+/* Number the nodes along the circle, from the root: a subtree is one piece of memory then, until pivots disturb it. */
+static void renumber(Simplex *s) {
+    int32_t *number = s->before, one = s->root;
+    for (int32_t count = 0; count < s->nodes; count++, one = s->after[one])
+        number[one] = count;
+    for (one = 0; one < s->others; one++) {
+        s->other[one].source = number[s->other[one].source];
+        s->other[one].target = number[s->other[one].target];
+    }
+    for (one = 0; one < s->nodes; one++) {
+        if (one != s->root)
+            s->node[one].parent = number[s->node[one].parent];
+        s->last[one] = number[s->last[one]];
+    }
+    for (one = 0; one < s->nodes; one++)
+        while (number[one] != one) {
+            const int32_t to = number[one], last = s->last[to], depth = s->depth[to];
+            const int64_t potential = s->potential[to];
+            const Node node = s->node[to];
+            number[one] = number[to], number[to] = to;
+            s->node[to] = s->node[one], s->node[one] = node;
+            s->potential[to] = s->potential[one], s->potential[one] = potential;
+            s->depth[to] = s->depth[one], s->depth[one] = depth;
+            s->last[to] = s->last[one], s->last[one] = last;
+        }
+    s->root = 0;
+    for (one = 0; one < s->nodes; one++)
+        join(s, one, one + 1 < s->nodes ? one + 1 : 0);
 }
 
 /* An arc on which a change of flow saves, the one that saves most of a block of arcs; −1 if there is none. */
@@ -223,6 +252,7 @@ static int pivot(Simplex *s, int32_t in) {
 /* Pivot until no change of flow saves anything. Returns the number of pivots, −1 if saving has no end. */
 int64_t simplex_solve(Simplex *s, int32_t block) {
     int32_t in;
+    renumber(s);
     for (int64_t pivots = 0;; pivots++) {
         if ((in = entering(s, block)) < 0)
             return pivots;

@@ -78,7 +78,7 @@ class Simplex:
         """
         self._cost = np.array(segments.cost, dtype=np.int64)
         self._low = np.array(segments.low, dtype=np.int64)
-        self._own, self._source, self._target = segment, source, target
+        self._own = segment
         inner = np.flatnonzero(np.arange(len(potential)) != root)
         tight = np.flatnonzero(potential[target] - potential[source] == self._cost[segment])
         up = np.full(len(potential), -1)
@@ -160,7 +160,7 @@ class Simplex:
 
     def _follow(self, arc: int, by: int) -> None:
         """Correct the potentials after the cost of an arc has changed."""
-        library().simplex_follow(ctypes.byref(self._state), arc, int(self._source[arc]), int(self._target[arc]), by)
+        library().simplex_follow(ctypes.byref(self._state), arc, by)
 
     def solve(self) -> None:
         """Find the optimum for the costs as they are.
