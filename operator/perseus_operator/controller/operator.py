@@ -45,13 +45,12 @@ _SHARING_S: Final = 1.0
 """How often the shares of PowerBudgets are decided."""
 _CLASSES_S: Final = 1.0
 """How often PerseusJobs of EnergyClasses are made."""
+_NEW_GARBAGE_S: Final = 60.0
 _GARBAGE_S: Final = 600.0
-_NEW_OBJECTS: Final = 1_000_000
-"""Python looks for garbage among new objects whenever there are 700 more, and among all of them whenever they have
-grown by a quarter. The reports of an iteration of thousands of nodes are a hundred thousand, live for that iteration,
-and leave no cycles: a third of a second for nothing, and most likely when a straggler's report comes. So it looks when
-there are a million more, some hundred MiB, and at all of them now and then."""
-_USUAL: Final = gc.get_threshold()
+"""How often garbage is sought among the objects of the last minute, and among all. Python by itself seeks it by number:
+whenever there are 700 more, and among all of them whenever they have grown by a quarter. The reports of an iteration of
+thousands of nodes are a hundred thousand, live for that iteration, and leave no cycles: a third of a second for
+nothing, and by number most likely when a straggler's report comes."""
 _UNOBSERVED_S: Final = 5.0
 """After a start, until the watch has delivered the PerseusJobs that exist."""
 
@@ -95,7 +94,7 @@ class Operator:
 
     async def start(self) -> None:
         """List pods and budgets once, then go on in the background."""
-        gc.set_threshold(_NEW_OBJECTS)
+        gc.disable()
         # What is cluster-wide an operator that serves some namespaces only may not read.
         restore = () if self._settings.namespace_list else (self.budgets.restore, self.classes.restore)
         for poll in (self._poll_pods, *restore):
@@ -112,6 +111,7 @@ class Operator:
             asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
+            asyncio.create_task(self._every(_NEW_GARBAGE_S, self._collect_new_garbage)),
             asyncio.create_task(self._every(_GARBAGE_S, self._collect_garbage)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
@@ -129,7 +129,7 @@ class Operator:
         await asyncio.gather(*self._endings, return_exceptions=True)
         await self._services.agents.close()
         await self._kube.close()
-        gc.set_threshold(*_USUAL)
+        gc.enable()
 
     def observe_job(self, body: Mapping[str, Any]) -> None:
         """Take in a PerseusJob as it is now, and keep it so from the first time on."""
@@ -277,8 +277,10 @@ class Operator:
         jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
 
+    async def _collect_new_garbage(self) -> None:
+        gc.collect(0)
+
     async def _collect_garbage(self) -> None:
-        """Look through all objects, as Python itself does no more; see ``_NEW_OBJECTS``."""
         gc.collect()
 
     async def _heartbeat(self) -> None:
