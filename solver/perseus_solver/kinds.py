@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ Ints = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 """Positions in another array."""
+_Number = TypeVar("_Number", bound=np.generic)
+_Places = npt.NDArray[np.integer[Any]]
 
 SMALLEST, LARGEST = 1e-9, 1e9
 """Seconds and joules of one instruction; outside, the solver's integer time would lose its precision."""
@@ -33,6 +36,18 @@ def latest_s(deadline_s: float, share: float = 1.0) -> float:
         share: how much of the tolerance may be used.
     """
     return deadline_s * (1.0 + share * SAME_TIME)
+
+
+def looked_up(table: npt.NDArray[_Number], row: _Places, column: _Places) -> npt.NDArray[_Number]:
+    """Return ``table[row, column]``, several times as fast for many columns: one number finds each place, not two.
+
+    Args:
+        table: number[rows, columns].
+        row: int[n].
+        column: int[n] or int[plans, n].
+    """
+    found: npt.NDArray[_Number] = table.ravel().take(row * table.shape[1] + column)
+    return found
 
 
 SIGMA_PER_MAD = 1.4826

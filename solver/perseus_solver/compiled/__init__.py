@@ -22,7 +22,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "simplex_start": ((_AT,), None),
     "simplex_follow": ((_AT, ctypes.c_int32, _COUNT), None),
     "simplex_solve": ((_AT, ctypes.c_int32), _COUNT),
-    "sweeps_measure": ((*_PLANS, _AT, _AT), ctypes.c_int),
+    "sweeps_measure": ((*_PLANS, _AT, _AT, _AT), ctypes.c_int),
     "sweeps_improve": (_PLANS, ctypes.c_int),
     "sweeps_mix": ((*_OFFERED, _AT, _AT, _NUMBER), ctypes.c_int),
     "sweeps_descend": ((*_OFFERED, _AT, _COUNT, _COUNT, ctypes.c_uint64), ctypes.c_int),

@@ -13,9 +13,8 @@ subtree, and numbered along it.
 
 typedef struct { /* its arc of the tree, towards the root */
     int64_t room[2]; /* by how much more may flow to the parent, and from it, until a segment ends */
-    int32_t parent, arc; /* −1 at the root */
-    int32_t segment;
-    int32_t away; /* whether the arc comes from the parent */
+    int32_t arc, segment; /* arc −1 at the root */
+    int64_t away; /* whether the arc comes from the parent */
 } Node;
 
 typedef struct { /* that is not in the tree */
@@ -29,7 +28,8 @@ typedef struct {
     Arc *other;
     Node *node;
     int64_t *potential;
-    int32_t *depth, *after, *before, *last; /* neighbours in the circle; where each subtree ends in it */
+    int32_t *parent, *depth; /* parent −1 at the root */
+    int32_t *after, *before, *last; /* neighbours in the circle; where each subtree ends in it */
 } Simplex;
 
 #define ENDLESS ((int64_t)1 << 60)
@@ -46,7 +46,7 @@ void simplex_start(Simplex *s) {
         child[one] = sibling[one] = -1;
     for (one = 0; one < s->nodes; one++)
         if (one != s->root) {
-            const int32_t parent = s->node[one].parent;
+            const int32_t parent = s->parent[one];
             sibling[one] = child[parent];
             child[parent] = one;
         }
@@ -54,9 +54,9 @@ void simplex_start(Simplex *s) {
     for (one = s->root; one >= 0;) {
         int32_t next = child[one], above = one;
         while (next < 0 && above != s->root)
-            next = sibling[above], above = s->node[above].parent;
+            next = sibling[above], above = s->parent[above];
         if (next >= 0)
-            s->depth[next] = s->depth[s->node[next].parent] + 1;
+            s->depth[next] = s->depth[s->parent[next]] + 1;
         s->after[one] = next < 0 ? s->root : next;
         one = next;
     }
@@ -65,22 +65,28 @@ void simplex_start(Simplex *s) {
         s->last[one] = one;
     }
     for (one = s->before[s->root]; one != s->root; one = s->before[one]) {
-        const int32_t parent = s->node[one].parent;
+        const int32_t parent = s->parent[one];
         if (s->last[parent] == parent)
             s->last[parent] = s->last[one];
     }
 }
 
-/* Raise the potentials and depths of nodes that follow each other. */
+/* Raise the potentials and depths of nodes that follow each other, from both ends: two walks wait for memory at once. */
 static void raise(Simplex *s, int32_t one, int32_t end, int64_t by, int32_t deeper) {
     int64_t *potential = s->potential;
     int32_t *depth = s->depth;
-    const int32_t *after = s->after;
-    for (;; one = after[one]) {
+    const int32_t *after = s->after, *before = s->before;
+    for (;;) {
         potential[one] += by;
         depth[one] += deeper;
         if (one == end)
             return;
+        one = after[one];
+        potential[end] += by;
+        depth[end] += deeper;
+        if (one == end)
+            return;
+        end = before[end];
     }
 }
 
@@ -102,18 +108,19 @@ static void renumber(Simplex *s) {
     }
     for (one = 0; one < s->nodes; one++) {
         if (one != s->root)
-            s->node[one].parent = number[s->node[one].parent];
+            s->parent[one] = number[s->parent[one]];
         s->last[one] = number[s->last[one]];
     }
     for (one = 0; one < s->nodes; one++)
         while (number[one] != one) {
-            const int32_t to = number[one], last = s->last[to], depth = s->depth[to];
+            const int32_t to = number[one], last = s->last[to], depth = s->depth[to], parent = s->parent[to];
             const int64_t potential = s->potential[to];
             const Node node = s->node[to];
             number[one] = number[to], number[to] = to;
             s->node[to] = s->node[one], s->node[one] = node;
             s->potential[to] = s->potential[one], s->potential[one] = potential;
             s->depth[to] = s->depth[one], s->depth[one] = depth;
+            s->parent[to] = s->parent[one], s->parent[one] = parent;
             s->last[to] = s->last[one], s->last[one] = last;
         }
     s->root = 0;
@@ -151,21 +158,21 @@ static int32_t entering(Simplex *s, int32_t block) {
     return best;
 }
 
-/* Move the subtree of `out`: from now on it hangs at `parent`, by `moved`, which is in it. */
-static void hang(Simplex *s, int32_t out, int32_t moved, int32_t parent, int64_t by) {
-    Node *node = s->node;
+/* Move the subtree of `out`: from now on it hangs at `above`, by `moved`, which is in it. */
+static void hang(Simplex *s, int32_t out, int32_t moved, int32_t above, int64_t by) {
+    const int32_t *parent = s->parent;
     int32_t *after = s->after, *before = s->before, *last = s->last;
     const int32_t end = last[out], previous = before[out];
-    for (int32_t above = node[out].parent; above >= 0 && last[above] == end; above = node[above].parent)
-        last[above] = previous;
+    for (int32_t up = parent[out]; up >= 0 && last[up] == end; up = parent[up])
+        last[up] = previous;
     join(s, previous, after[end]);
 
     /* Each node on the way from `moved` to `out` follows, with what is left of its subtree, that of the one below. */
     int32_t one = moved, one_end = last[one], one_before = before[one], one_after = after[one_end];
-    int32_t tail = one_end, depth = s->depth[parent] + 1;
+    int32_t tail = one_end, depth = s->depth[above] + 1;
     raise(s, one, tail, by, depth - s->depth[one]);
     while (one != out) {
-        const int32_t up = node[one].parent, up_end = last[up], up_before = before[up];
+        const int32_t up = parent[one], up_end = last[up], up_before = before[up];
         const int32_t up_after = up_end == one_end ? one_after : after[up_end];
         if (up_end != one_end)
             join(s, one_before, one_after);
@@ -174,11 +181,11 @@ static void hang(Simplex *s, int32_t out, int32_t moved, int32_t parent, int64_t
         raise(s, up, tail, by, ++depth - s->depth[up]);
         one = up, one_end = up_end, one_before = up_before, one_after = up_after;
     }
-    join(s, tail, after[parent]);
-    join(s, parent, moved);
-    for (int32_t above = parent; above >= 0 && last[above] == parent; above = node[above].parent)
-        last[above] = tail;
-    for (one = moved;; one = node[one].parent) {
+    join(s, tail, after[above]);
+    join(s, above, moved);
+    for (int32_t up = above; up >= 0 && last[up] == above; up = parent[up])
+        last[up] = tail;
+    for (one = moved;; one = parent[one]) {
         last[one] = tail;
         if (one == out)
             return;
@@ -186,16 +193,17 @@ static void hang(Simplex *s, int32_t out, int32_t moved, int32_t parent, int64_t
 }
 
 /* See by how much the flow to the parent, or from it, may grow. Returns the parent. */
-static inline int32_t limit(const Node *node, int32_t one, int from, int64_t *most, int32_t *out) {
-    const int64_t room = node[one].room[from];
+static inline int32_t limit(const Simplex *s, int32_t one, int from, int64_t *most, int32_t *out) {
+    const int64_t room = s->node[one].room[from];
     if (from ? room < *most : room <= *most)
         *most = room, *out = one;
-    return node[one].parent;
+    return s->parent[one];
 }
 
 /* Change the flow on an arc and around the cycle that it closes in the tree. Returns 0 if nothing limits it. */
 static int pivot(Simplex *s, int32_t in) {
     Node *node = s->node;
+    int32_t *parent = s->parent;
     Arc *new = &s->other[in];
     const int more = s->cost[new->segment] + s->potential[new->source] - s->potential[new->target] < 0;
     const int32_t segment = more ? new->segment : new->segment - 1;
@@ -203,13 +211,14 @@ static int pivot(Simplex *s, int32_t in) {
     const int32_t first = more ? new->source : new->target, second = more ? new->target : new->source;
     int64_t most = whole, most_second = ENDLESS << 1;
     int32_t out = -1, out_second = -1, one = first, other = second;
-    for (int32_t deeper = s->depth[one] - s->depth[other]; deeper > 0; deeper--)
-        one = limit(node, one, 1, &most, &out);
+    /* Flow can go to the root, so only arcs from it have no room, and the first of these leaves: no need to look further. */
+    for (int32_t deeper = s->depth[one] - s->depth[other]; deeper > 0 && most; deeper--)
+        one = limit(s, one, 1, &most, &out);
     for (int32_t deeper = s->depth[other] - s->depth[one]; deeper > 0; deeper--)
-        other = limit(node, other, 0, &most_second, &out_second);
-    while (one != other) {
-        one = limit(node, one, 1, &most, &out);
-        other = limit(node, other, 0, &most_second, &out_second);
+        other = limit(s, other, 0, &most_second, &out_second);
+    while (one != other && most) {
+        one = limit(s, one, 1, &most, &out);
+        other = limit(s, other, 0, &most_second, &out_second);
     }
     const int of_first = most < most_second;
     if (!of_first)
@@ -218,34 +227,37 @@ static int pivot(Simplex *s, int32_t in) {
         return 0;
     if (most) {
         const int32_t meeting = one;
-        for (one = first; one != meeting; one = node[one].parent)
+        for (one = first; one != meeting; one = parent[one])
             node[one].room[0] += most, node[one].room[1] -= most;
-        for (one = second; one != meeting; one = node[one].parent)
+        for (one = second; one != meeting; one = parent[one])
             node[one].room[0] -= most, node[one].room[1] += most;
     }
     if (out < 0) { /* the arc reached the end of its own segment */
         new->segment = segment + more;
         return 1;
     }
-    const int32_t moved = of_first ? first : second, parent = of_first ? second : first;
+    const int32_t moved = of_first ? first : second, above = of_first ? second : first, below = parent[out];
     const Node old = node[out];
     const int away = new->source != moved;
     const int64_t cost = away ? s->cost[segment] : -s->cost[segment];
-    hang(s, out, moved, parent, s->potential[parent] + cost - s->potential[moved]);
+    hang(s, out, moved, above, s->potential[above] + cost - s->potential[moved]);
 
     /* The arcs on the way from `moved` to `out` change ends. */
-    Node next = {.parent = parent, .arc = new->arc, .segment = segment, .away = away};
+    Node next = {.arc = new->arc, .segment = segment, .away = away};
     next.room[away] = more ? whole - most : most;
     next.room[!away] = whole - next.room[away];
-    for (one = moved;;) {
+    one = moved;
+    for (int32_t up = above;;) {
         const Node own = node[one];
+        const int32_t following = parent[one];
         node[one] = next;
+        parent[one] = up;
         if (one == out)
             break;
-        next = (Node){{own.room[1], own.room[0]}, one, own.arc, own.segment, !own.away};
-        one = own.parent;
+        next = (Node){{own.room[1], own.room[0]}, own.arc, own.segment, !own.away};
+        up = one, one = following;
     }
-    *new = (Arc){old.away ? old.parent : out, old.away ? out : old.parent, old.arc, old.segment + !old.room[old.away]};
+    *new = (Arc){old.away ? below : out, old.away ? out : below, old.arc, old.segment + !old.room[old.away]};
     return 1;
 }
 

@@ -177,9 +177,9 @@ static void take(const Problem *p, Block *b, const int16_t *choice, int64_t firs
     total(p, b, b->swept);
 }
 
-/* Energy and makespan of plans, and, if it is asked for, when each row ends. */
+/* Energy and makespan of plans, and, if it is asked for, when each row begins and ends. */
 int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, double *energy, double *makespan,
-                   double *finish) {
+                   double *start, double *finish) {
     Block b;
     int failed = !allot(p, &b);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
@@ -187,9 +187,11 @@ int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, doubl
         take(p, &b, choice, first, plans, plan);
         EACH {
             makespan[plan[j]] = b.makespan[j], energy[plan[j]] = b.energy[j];
-            if (finish)
-                for (int32_t row = 0; row < p->rows; row++)
-                    finish[plan[j] * p->rows + row] = b.swept[(size_t)row * LANES + j];
+            for (int32_t row = 0; row < p->rows && finish; row++) {
+                const size_t at = (size_t)row * LANES + j, to = plan[j] * p->rows + row;
+                finish[to] = b.swept[at];
+                start[to] = b.swept[at] - p->ticks[(size_t)p->table[row] * p->width + b.choice[at]];
+            }
         }
     }
     discard(&b);

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats, Ints, Kind, Options
+from perseus_solver.kinds import Floats, Ints, Kind, Options, looked_up
 from perseus_solver.model.graph import Edge, Knob, Names, Node, arrays_of
 from perseus_solver.model.point import Frequencies, Point
 from perseus_solver.model.profile import Profile
@@ -137,8 +137,7 @@ class Problem:
         """
         longest = max(len(options.frequency_mhz) for options in self.options)
         padded = np.stack([np.resize(options.frequency_mhz, longest) for options in self.options]).astype(np.uint16)
-        clocks: Frequencies = padded[self.option_of, choice]
-        return clocks
+        return looked_up(padded, self.option_of, choice)
 
     def knobs(self, point: Point) -> dict[Node, Knob]:
         """Return what a plan sets on each node.

@@ -23,7 +23,7 @@ _NEVER = FORBIDDEN << 3
 """A cost that even required flow does not pay."""
 _BLOCK = 4.0
 """Of the arcs, about twice the square root of their number are looked at for the next pivot."""
-_NODE = np.dtype([("room", np.int64, 2), *((name, np.int32) for name in ("parent", "arc", "segment", "away"))])
+_NODE = np.dtype([("room", np.int64, 2), ("arc", np.int32), ("segment", np.int32), ("away", np.int64)])
 _ARC = np.dtype([(name, np.int32) for name in ("source", "target", "arc", "segment")])
 
 
@@ -31,7 +31,7 @@ class _Simplex(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("nodes", "others", "root", "next")),
         *((name, ctypes.c_void_p) for name in ("cost", "low", "other", "node", "potential")),
-        *((name, ctypes.c_void_p) for name in ("depth", "after", "before", "last")),
+        *((name, ctypes.c_void_p) for name in ("parent", "depth", "after", "before", "last")),
     )
 
 
@@ -86,8 +86,8 @@ class Simplex:
         tree = up[inner]
         assert (tree >= 0).all()
         self._node = np.zeros(len(potential), dtype=_NODE)
-        self._node["arc"] = self._node["parent"] = -1
-        self._node["parent"][inner], self._node["arc"][inner] = target[tree], tree
+        self._node["arc"] = -1
+        self._node["arc"][inner] = tree
         self._node["segment"][inner] = segment[tree]
         self._node["room"][inner, 0] = self._low[segment[tree] + 1]
         others = np.setdiff1d(np.arange(len(source)), tree)
@@ -97,7 +97,8 @@ class Simplex:
         self._other["arc"] = others
         self._potential = potential.copy()
         self._block = max(int(_BLOCK * len(others) ** 0.5), 10)
-        self._order = np.empty((4, len(potential)), dtype=np.int32)
+        self._order = np.full((5, len(potential)), -1, dtype=np.int32)
+        self._order[0, inner] = target[tree]
         self._state = _Simplex(
             len(potential),
             len(others),

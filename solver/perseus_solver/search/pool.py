@@ -8,12 +8,12 @@ Figures that leave this module are those of the exact simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from perseus_solver.certify import deadline_bound, iteration_bound
-from perseus_solver.kinds import SAME_TIME, Floats, Index, latest_s
+from perseus_solver.kinds import SAME_TIME, Floats, Index, latest_s, looked_up
 from perseus_solver.model.deployed import step_gaps
 from perseus_solver.model.result import Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
@@ -233,9 +233,8 @@ class Pool:
             nearest = np.abs(options.frequency_mhz[:, None] - clocks).argmin(axis=0)
             efficient_s = tables.time_s[k, : tables.size[k]]
             position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
-        size = max(_CELLS // engine.graph.n, 1)
-        for begin in range(0, len(clocks), size):
-            plans = np.ascontiguousarray(position[engine.table_of, begin : begin + size].T)
+        for part in self._parts(len(clocks)):
+            plans = np.ascontiguousarray(position[engine.table_of, part].T)
             self._store(self._sweeps.improved(plans, np.zeros(len(plans))))
 
     def _round(
@@ -243,10 +242,15 @@ class Pool:
     ) -> None:
         """Mix timetables of the curve for the first of these deadlines, as many as the budget allows."""
         deadline_ticks = self._affordable(deadline_ticks, work(spans, ways))
+        for part in self._parts(len(deadline_ticks)):
+            some_ticks = deadline_ticks[part]
+            self._store(round_plans(self._sweeps, curve, some_ticks, spans, self._through(some_ticks), ways=ways))
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        """Yield so many plans in parts that fit into memory."""
         size = max(_CELLS // self._engine.graph.n, 1)
-        for begin in range(0, len(deadline_ticks), size):
-            part = deadline_ticks[begin : begin + size]
-            self._store(round_plans(self._sweeps, curve, part, spans, self._through(part), ways=ways))
+        for begin in range(0, count, size):
+            yield slice(begin, min(begin + size, count))
 
     def _affordable(self, deadline_ticks: Floats, sweeps_each: int) -> Floats:
         """Return the first deadlines, as many as what is left of the budget pays for, and spend it."""
@@ -280,18 +284,16 @@ class Pool:
         before = np.searchsorted(self._makespan_ticks[plans], deadline_ticks, side="right") - 1
         around = np.concatenate((before - further, before + 1 + further))
         which = plans[np.unique(np.clip(around, 0, len(plans) - 1))]
-        finish_ticks, makespan_ticks = self._sweeps.finish_ticks(self._plans[which]), self._makespan_ticks[which]
-        start_ticks = finish_ticks - self._sweeps.duration_ticks(self._plans[which])
-        return Curve(start_ticks, finish_ticks, self._through(makespan_ticks), makespan_ticks)
+        makespan_ticks = self._makespan_ticks[which]
+        return Curve(*self._sweeps.timetables(self._plans[which]), self._through(makespan_ticks), makespan_ticks)
 
     def _search(self, deadline_ticks: Floats, tries: int, rounds: int = 1) -> None:
         """Search from the best plan for each of the first of these deadlines, as many as the budget allows."""
         deadline_ticks = self._affordable(deadline_ticks, tries * rounds * SWEEPS)
-        size = max(_CELLS // self._engine.graph.n, 1)
-        for begin in range(0, len(deadline_ticks), size):
-            part = deadline_ticks[begin : begin + size]
-            last = np.searchsorted(self._makespan_ticks, part, side="right") - 1
-            self._store(self._descent.run(self._plans[last], part, self._through(part), tries, rounds))
+        for part in self._parts(len(deadline_ticks)):
+            some_ticks = deadline_ticks[part]
+            last = np.searchsorted(self._makespan_ticks, some_ticks, side="right") - 1
+            self._store(self._descent.run(self._plans[last], some_ticks, self._through(some_ticks), tries, rounds))
 
     def _store(self, plans: Plans) -> None:
         """Add plans, and drop all that another dominates, in ticks."""
@@ -317,17 +319,15 @@ class Pool:
     def _exact(self) -> tuple[Floats, Floats]:
         """Return the same of all plans, from the profile."""
         unknown = np.flatnonzero(np.isnan(self._exact_s))
-        size = max(_CELLS // self._engine.graph.n, 1)
-        for begin in range(0, len(unknown), size):
-            part = unknown[begin : begin + size]
-            self._exact_s[part], self._exact_j[part] = self._simulator.totals(self._choice(self._plans[part]))
+        for part in self._parts(len(unknown)):
+            some = unknown[part]
+            self._exact_s[some], self._exact_j[some] = self._simulator.totals(self._choice(self._plans[some]))
         return self._exact_s, self._exact_j
 
     def _choice(self, plans: Plans) -> Choice:
         """Return positions in the problem's options, int[plans, n]."""
         engine = self._engine
-        row: Choice = engine.tables.row.astype(np.int32)[engine.problem.option_of, plans[:, engine.graph.rank]]
-        return row
+        return looked_up(engine.tables.row.astype(np.int32), engine.problem.option_of, plans[:, engine.graph.rank])
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
         """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
@@ -357,7 +357,8 @@ class Pool:
         """Return these plans, by increasing time, with the bounds given."""
         problem = self._engine.problem
         time_s, energy_j = self._exact_s[kept], self._exact_j[kept]
-        frequency = problem.frequencies_of(self._choice(self._plans[kept]))
+        parts = (self._choice(self._plans[kept[part]]) for part in self._parts(len(kept)))
+        frequency = np.concatenate([problem.frequencies_of(part) for part in parts])
         return Frontier(
             time_s=time_s,
             energy_j=energy_j,

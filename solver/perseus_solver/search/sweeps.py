@@ -119,19 +119,15 @@ class Sweeps:
     def totals(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the ticks from start to end of each plan, and its effective energy in joules."""
         makespan_ticks, energy_j = np.empty(len(plans)), np.empty(len(plans))
-        self._run("measure", len(plans), at(plans, np.int16), at(energy_j), at(makespan_ticks), None)
+        self._run("measure", len(plans), at(plans, np.int16), at(energy_j), at(makespan_ticks), None, None)
         return makespan_ticks, energy_j
 
-    def finish_ticks(self, plans: Plans) -> Floats:
-        """Return when each instruction ends, float[plans, n]."""
-        finish_ticks, totals = np.empty(plans.shape), np.empty(len(plans))
-        self._run("measure", len(plans), at(plans, np.int16), at(totals), at(totals), at(finish_ticks))
-        return finish_ticks
-
-    def duration_ticks(self, plans: Plans) -> Floats:
-        """Return the duration of each instruction, float[plans, n]."""
-        duration_ticks: Floats = self.tables.time_ticks[self._table_of, plans]
-        return duration_ticks
+    def timetables(self, plans: Plans) -> tuple[Floats, Floats]:
+        """Return when each instruction begins and ends, float[plans, n] each, ticks."""
+        start_ticks, finish_ticks, totals = np.empty(plans.shape), np.empty(plans.shape), np.empty(len(plans))
+        times = at(start_ticks), at(finish_ticks)
+        self._run("measure", len(plans), at(plans, np.int16), at(totals), at(totals), *times)
+        return start_ticks, finish_ticks
 
     def improved(self, plans: Plans, deadline_ticks: Floats) -> Plans:
         """Return the plans with their slack distributed, up to their own end or a later deadline, at no more energy."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats, Index, Ints
+from perseus_solver.kinds import Floats, Index, Ints, looked_up
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, status_of
 from perseus_solver.model.simulator import Simulator
@@ -178,7 +178,7 @@ class _Search:
             changes = clocks.changed(part).sum(axis=1)
             end = self._simulator.end_s(duration, self._pause_s(part))
             time = end.max(axis=1) + self._problem.overhead_s
-            energy = clocks.energy_j[clocks.option_of, part].sum(axis=1) + switching.cost_j * changes
+            energy = looked_up(clocks.energy_j, clocks.option_of, part).sum(axis=1) + switching.cost_j * changes
             parts.append(Candidates(part, end - duration, end, time, energy, changes))
         return join(parts)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats, Index
+from perseus_solver.kinds import Floats, Index, looked_up
 from perseus_solver.model.problem import Problem
 
 CUTS = ((1, 0), (16, 0), (16, 8))
@@ -50,8 +50,7 @@ class Clocks:
 
     def duration_s(self, plans: Index) -> Floats:
         """Return the seconds of each instruction, float[plans, n]."""
-        duration: Floats = self.time_s[self.option_of, plans]
-        return duration
+        return looked_up(self.time_s, self.option_of, plans)
 
     def changed(self, plans: Index) -> npt.NDArray[np.bool_]:
         """Return whether each instruction's clock differs from that of the preceding one on its stage.
@@ -120,7 +119,7 @@ class Runs:
         """
         clocks = self._clocks
         best, energy = self._best(self._sum(clocks.duration_s(plans)))
-        extra_j = energy - self._sum(clocks.energy_j[clocks.option_of, plans])
+        extra_j = energy - self._sum(looked_up(clocks.energy_j, clocks.option_of, plans))
         inside = clocks.changed(plans)
         inside[:, clocks.rows[self._begin]] = False
         changes = self._sum(inside.astype(np.float64))

@@ -71,8 +71,9 @@ def test_totals_and_times_are_those_of_the_graph_one_row_after_the_other(engine:
     duration_ticks = engine.tables.time_ticks[engine.table_of, plans]
     finish = np.array([finish_ticks(engine, one) for one in duration_ticks])
     makespan_ticks, energy_j = sweeps.totals(plans)
-    assert np.array_equal(sweeps.finish_ticks(plans), finish)
-    assert np.array_equal(sweeps.duration_ticks(plans), duration_ticks)
+    start_ticks, finish_ticks_of_all = sweeps.timetables(plans)
+    assert np.array_equal(finish_ticks_of_all, finish)
+    assert np.array_equal(start_ticks, finish - duration_ticks)
     assert np.array_equal(makespan_ticks, finish.max(axis=1))
     assert energy_j == pytest.approx(engine.tables.energy_j[engine.table_of, plans].sum(axis=1))
 
@@ -96,7 +97,8 @@ def test_free_slack_makes_plans_slower_and_leaves_no_usable_slack(engine: Engine
 @pytest.mark.parametrize("late", [False, True])
 def test_a_timetable_is_followed_as_row_by_row(engine: Engine, sweeps: Sweeps, late: bool) -> None:
     """Two timetables of durations between options; time is worth nothing, and no slack is left to offer."""
-    fast, slow = (sweeps.duration_ticks(some_plans(engine, 1, seed=s))[0] * scale for s, scale in ((6, 0.9), (7, 1.1)))
+    ticks = engine.tables.time_ticks[engine.table_of, np.concatenate([some_plans(engine, 1, seed=s) for s in (6, 7)])]
+    fast, slow = ticks * np.array([[0.9], [1.1]])
     finish = np.array([finish_ticks(engine, one) for one in (fast, slow)])
     order = np.argsort(finish.max(axis=1))
     start = finish - np.array([fast, slow])
