@@ -5,6 +5,7 @@ Prices are added where they may raise the envelope of the lines most (``prices``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -24,8 +25,6 @@ FORECAST = 0.5
 """Share of the prices that the repeated part chooses. The other half goes where the whole is least known."""
 _NEAR = 2
 """Prices that are solved for the bound at a single makespan."""
-MIXED = 1
-"""Mixtures between two samples: they raise the envelope, and their timetables are further ones to round."""
 
 
 class Composed:
@@ -78,16 +77,17 @@ class Composed:
         return samples
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
-        """Return proofs between the samples: convex combinations of two flows are flows."""
+        """Return a proof between any two neighbours: a convex combination of two flows is a flow.
+
+        They raise the envelope, and their timetables are further ones to round.
+        """
         found = []
         for one, other in pairwise(samples):
-            # Prices in geometric steps; in linear steps from 0.
-            ratio = other.price / one.price
-            steps = np.linspace(0.0, 1.0, MIXED + 2)[1:-1]
-            for share in ((1 - ratio**steps) / (1 - ratio) if ratio else steps).tolist():
-                edge = one.edge * (1 - share) + other.edge * share
-                through = one.through * (1 - share) + other.through * share
-                found.append(self._prover.sample(round(one.price * (1 - share) + other.price * share), edge, through))
+            # At the geometric mean of the prices, or in the middle between a price and none.
+            share = 1.0 / (1.0 + math.sqrt(other.price / one.price)) if other.price else 0.5
+            edge = one.edge * (1 - share) + other.edge * share
+            through = one.through * (1 - share) + other.through * share
+            found.append(self._prover.sample(round(one.price * (1 - share) + other.price * share), edge, through))
         return found
 
     def forecast(self, most: int) -> list[int]:
