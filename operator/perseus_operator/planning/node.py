@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
@@ -32,7 +31,7 @@ DeclaredSchedule = tuple[tuple[int, int, int], ...]
 """What one training process says that it executes: (kind, microbatch, chunk) in order."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Rank:
     """A training process that is connected to its node's agent. Only its node changes it, and only how far it is."""
 
@@ -44,11 +43,11 @@ class Rank:
     pid: int
     iteration: int
     """The furthest iteration that the process has begun."""
+    id: RankId = field(init=False, repr=False)
+    """The rank's address in the job."""
 
-    @cached_property
-    def id(self) -> RankId:
-        """The rank's address in the job."""
-        return RankId(self.dp, self.stage, self.tp)
+    def __post_init__(self) -> None:
+        self.id = RankId(self.dp, self.stage, self.tp)
 
     @property
     def process(self) -> tuple[str, int, RankId]:
@@ -56,7 +55,7 @@ class Rank:
         return self.pod_uid, self.pid, self.id
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """A node and what is known of its agent. Times are monotonic seconds."""
 
