@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ ON: dict[str, Any] = {"solver": {"enabled": True}}
 WORKERS, OPERATOR = ("Deployment", "perseus-solver"), ("Deployment", "perseus-operator")
 SECRET = ("Secret", "perseus-solver-tls")
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "samples" / "solver-job.yaml"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "solver-service.md"
 
 
 def pod(objects: Objects, key: tuple[str, str]) -> dict[str, Any]:
@@ -105,6 +107,24 @@ def test_an_autoscaler_decides_how_many_there_are(render: Render) -> None:
     assert (spec["minReplicas"], spec["maxReplicas"]) == (3, 40)
     [metric] = spec["metrics"]
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "2"}
+
+
+def test_keda_asks_prometheus_itself(render: Render) -> None:
+    """By the query that the documentation gives to an adapter."""
+    scaled = {"enabled": True, "kedaPrometheus": "http://prometheus:9090", "maxReplicas": 7, "unfinishedPerWorker": 3}
+    objects = render({"solver": {"enabled": True, "autoscaling": scaled}})
+    assert "replicas" not in objects[WORKERS]["spec"]
+    assert not [name for kind, name in objects if kind == "HorizontalPodAutoscaler"], "KEDA makes it"
+    spec = objects["ScaledObject", "perseus-solver"]["spec"]
+    assert spec["scaleTargetRef"] == {"name": "perseus-solver"}, "a Deployment by default"
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 7)
+    [trigger] = spec["triggers"]
+    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")
+    assert trigger["metadata"]["threshold"] == "3"
+    [documented] = re.findall(r"```yaml\n(externalRules:.*?)```", PAGE.read_text(), re.DOTALL)
+    [rule] = yaml.safe_load(documented)["externalRules"]
+    own = 'namespace="perseus-system"'
+    assert trigger["metadata"]["query"] == rule["metricsQuery"].replace("<<.LabelMatchers>>", own)
 
 
 def test_pods_of_the_sample_job_are_workers_too(render: Render) -> None:
