@@ -135,11 +135,13 @@ class Journal:
     def record_reset(self, gpu_uuid: str) -> None:
         """Remove a GPU; call this after its reset. If it fails, the GPU is reset once more at the next start:
         harmless."""
-        if self._owed is not None:
-            self._owed.settle(gpu_uuid)
-        with self._lock:
-            if gpu_uuid in self._state.locked:
-                self._write(replace(self._state, locked=self._state.locked - {gpu_uuid}))
+        try:
+            with self._lock:
+                if gpu_uuid in self._state.locked:
+                    self._write(replace(self._state, locked=self._state.locked - {gpu_uuid}))
+        finally:  # after the file: whatever it lists when this process is killed, the keeper gives back and removes
+            if self._owed is not None:
+                self._owed.settle(gpu_uuid)
 
     def record_epoch(self, job_uid: str, epoch: int) -> None:
         """Record an epoch unless a higher one is known; call this before it is accepted, and under no other lock: a

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.journal import Journal, decode_journal
 from perseus_agent.errors import JournalError
 from perseus_agent.keeper.ledger import SLOTS, Ledger
 
@@ -52,6 +52,30 @@ def test_a_gpu_is_owed_before_it_is_on_disk_and_settled_although_the_disk_is_ful
     with pytest.raises(JournalError):
         journal.record_reset("GPU-a")
     assert ledger.owed() == ()
+
+
+def test_whatever_the_file_lists_is_owed(tmp_path: Path) -> None:
+    """The agent may be killed between its two notes: then the keeper gives back what the file lists, and removes it."""
+    listed_when: list[tuple[str, bool]] = []
+
+    class Watched(Ledger):
+        def owe(self, gpu_uuid: str) -> None:
+            listed_when.append(("owed", listed()))
+            super().owe(gpu_uuid)
+
+        def settle(self, gpu_uuid: str) -> None:
+            listed_when.append(("settled", listed()))
+            super().settle(gpu_uuid)
+
+    def listed() -> bool:
+        path = tmp_path / "journal"
+        return path.exists() and "GPU-a" in decode_journal(path.read_bytes()).locked
+
+    journal, _ = Journal.open(tmp_path / "journal", "boot", Watched(Ledger.create().descriptor))
+    journal.record_lock("GPU-a")
+    assert listed()
+    journal.record_reset("GPU-a")
+    assert listed_when == [("owed", False), ("settled", False)]
 
 
 def test_silence_matters_only_while_something_is_owed() -> None:
