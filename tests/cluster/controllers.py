@@ -151,36 +151,38 @@ URGENT: Final = "urgent"
 
 
 @contextlib.contextmanager
-def queued(journey: Journey, quotas: dict[str, str]) -> Iterator[None]:
-    """Let JobSets of the training namespace wait in a queue of Kueue, with what they may use together."""
+def queued(journey: Journey, quotas: dict[str, str], namespace: str = TRAINING, name: str = QUEUE) -> Iterator[None]:
+    """Let workloads of a namespace wait in a queue of Kueue, with what they may use together."""
 
     def served() -> bool:
         """The controllers' webhooks answer a moment after their Deployments are ready."""
-        journey.apply(*_queue(quotas))
+        journey.apply(*queue(quotas, namespace, name))
         return True
 
     journey.eventually("the queue is made", served, PATIENCE_S)
     yield
     for kinds in (
         "jobset",
+        "job",
         "localqueue",
         "clusterqueue",
         "resourceflavor",
         "workloadpriorityclass",
     ):  # while their controllers run
         with contextlib.suppress(ClusterError):
-            journey.kubectl("-n", TRAINING, "delete", kinds, "--all", "--timeout=60s")
+            journey.kubectl("-n", namespace, "delete", kinds, "--all", "--timeout=60s")
 
 
-def _queue(quotas: dict[str, str]) -> list[dict[str, Any]]:
-    resources = [{"name": name, "nominalQuota": quota} for name, quota in quotas.items()]
+def queue(quotas: dict[str, str], namespace: str = TRAINING, name: str = QUEUE) -> list[dict[str, Any]]:
+    """The manifests of a queue."""
+    resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
     group = {"coveredResources": [*quotas], "flavors": [{"name": "gpus", "resources": resources}]}
     return [
         {"apiVersion": _KUEUE_API, "kind": "ResourceFlavor", "metadata": {"name": "gpus"}},
         {
             "apiVersion": _KUEUE_API,
             "kind": "ClusterQueue",
-            "metadata": {"name": QUEUE},
+            "metadata": {"name": name},
             "spec": {
                 "namespaceSelector": {},
                 "resourceGroups": [group],
@@ -191,8 +193,8 @@ def _queue(quotas: dict[str, str]) -> list[dict[str, Any]]:
         {
             "apiVersion": _KUEUE_API,
             "kind": "LocalQueue",
-            "metadata": {"name": QUEUE, "namespace": TRAINING},
-            "spec": {"clusterQueue": QUEUE},
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterQueue": name},
         },
     ]
 

@@ -16,17 +16,16 @@ import monitoring
 import pytest
 import yaml
 from installation import CHART, PATIENCE_S, SYSTEM
-from journey import AGENTS, TRAINING, Journey
+from journey import AGENTS, Journey
+from solves import Solves
 
-from perseus_proto import keys
 from perseus_sim.cluster.pki import Authority
-from perseus_sim.profiles import profile_csv
 
 pytestmark = pytest.mark.timeout(900)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "solver-service.md"
 PORT = 9443
-STAGES, MICROBATCHES, JOBS, MOST = 16, 64, 12, 3
+MOST = 3
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
     *("--set", "simulatedGpus.enabled=true"),
@@ -103,60 +102,20 @@ def adapter(journey: Journey, folder: Path) -> Iterator[None]:
                 process.terminate()
 
 
-def queue(journey: Journey) -> None:
-    """Apply jobs that are all solved, each from a profile of its own."""
-    documents: list[dict[str, Any]] = []
-    for number in range(JOBS):
-        name = f"wide-{number}"
-        csv = profile_csv(STAGES, imbalance=1.25, forward_s=0.05 + 0.001 * number)
-        metadata = {"name": name, "namespace": TRAINING}
-        documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"profile.csv": csv}})
-        spec = {
-            "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
-            "profile": {"configMapRef": {"name": name}, "blockingPowerMilliwatts": 83_640},
-            "mode": "Recommend",
-        }
-        version = f"{keys.API_GROUP}/{keys.API_VERSION}"
-        documents.append({"apiVersion": version, "kind": keys.KIND, "metadata": metadata, "spec": spec})
-    journey.kubectl("apply", "-f", "-", stdin=documents)
-
-
 def test_a_queue_starts_workers_which_take_part_of_it(journey: Journey, tmp_path: Path) -> None:
-    done: dict[str, float] = {}
+    solves = Solves(journey, jobs=12, microbatches=64)
 
-    def work() -> dict[str, float]:
-        """How much each worker has done, also those that have gone."""
-        for pod in journey.pods("solver"):
-            name = pod.metadata.name
-            path = f"/api/v1/namespaces/{SYSTEM}/pods/{name}:{keys.DEFAULT_SOLVER_METRICS_PORT}/proxy/metrics"
-            with contextlib.suppress(Exception):
-                page = journey.kubectl("get", "--raw", path)
-                found = re.findall(r'perseus_solver_work_total\{outcome="answered",task="solve"\} (\S+)', page)
-                done[name] = max(done.get(name, 0.0), sum(map(float, found)))
-        return done
-
-    def solved() -> bool:
-        work()
-        jobs = journey.read("-n", TRAINING, "get", keys.PLURAL)["items"]
-        ready = [
-            condition
-            for job in jobs
-            for condition in job.get("status", {}).get("conditions", ())
-            if (condition["type"], condition["status"]) == ("FrontierReady", "True")
-        ]
-        return len(ready) == JOBS
+    def all_started() -> bool:
+        solves.look()
+        return len(journey.pods("solver")) == MOST
 
     with adapter(journey, tmp_path):
-        queue(journey)
-        journey.eventually(
-            "the autoscaler starts workers",
-            lambda: (work(), len(journey.pods("solver")) == MOST)[1],
-            PATIENCE_S,
-        )
+        solves.ask()
+        journey.eventually("the autoscaler starts workers", all_started, PATIENCE_S)
         scaler = journey.read("-n", SYSTEM, "get", "hpa", "perseus-solver")
         conditions = {condition["type"]: condition["status"] for condition in scaler["status"]["conditions"]}
         assert conditions["ScalingActive"] == "True"
-        journey.eventually("every frontier is solved", solved, PATIENCE_S)
-    journey.say(f"{JOBS} frontiers were solved by {len(done)} workers: {sorted(done.values())}")
-    assert sum(done.values()) == JOBS
-    assert sum(count > 0 for count in done.values()) > 1
+        journey.eventually("every frontier is solved", solves.ended, PATIENCE_S)
+    journey.say(f"{solves.jobs} frontiers were solved by {len(solves.done)} workers: {sorted(solves.done.values())}")
+    assert sum(solves.done.values()) == solves.jobs
+    assert sum(count > 0 for count in solves.done.values()) > 1

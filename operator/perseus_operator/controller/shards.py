@@ -140,6 +140,7 @@ class Shards:
             await self._store.write(leases.get(name, LeaseRecord(name)), self._identity, notes=self._notes)
         except KubeConflict:
             return  # the next beat finds another
+        await self._write_all([leases[seat_lease(seat)] for seat in decided.clear], "")
         await self._free(leases, decided.free)
         await self._take(leases, decided.take)
 

@@ -91,6 +91,8 @@ class Round:
         held: shards that it holds, with the epoch of each.
         take: shards that it may try to take.
         free: shards that it is to give back, for others.
+        clear: seats of the dead that it is to empty, as the one that leads: who has just started cannot tell for three
+            seconds that they are dead, and would leave them their part of the shards.
     """
 
     seat: int | None
@@ -98,6 +100,7 @@ class Round:
     held: Mapping[int, int] = field(default_factory=dict)
     take: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    clear: tuple[int, ...] = ()
 
 
 class Membership:
@@ -142,7 +145,10 @@ class Membership:
         unheld = [shard for shard, record in shards.items() if record.holder not in alive]
         unheld.sort(key=lambda shard: (shard - first) % SHARDS)
         beyond = sorted(held)[quota:]  # the leading shard stays as long as any
-        return Round(seat, held=held, take=tuple(unheld[: max(0, quota - len(held))]), free=tuple(beyond))
+        take = tuple(unheld[: max(0, quota - len(held))])
+        dead = (each for each, (record, _) in self._seats.items() if record.holder not in alive and each != seat)
+        clear = tuple(dead) if LEADING_SHARD in held else ()
+        return Round(seat, held=held, take=take, free=tuple(beyond), clear=clear)
 
     def _observe(self, leases: Mapping[str, LeaseRecord], now_s: float) -> None:
         if now_s - self._read_s > _UNREAD_S:

@@ -182,6 +182,21 @@ async def test_a_restarted_container_takes_its_place_at_once_and_its_old_process
     assert new.serves == set(range(SHARDS)), "the old process does not take anything back"
 
 
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_replica_that_starts_leaves_nothing_to_one_that_died_long_before(seed: int) -> None:
+    world = World(seed)
+    for _ in range(3):
+        await world.start()
+    await world.run(5)
+    dead, old = world.random.sample(range(3), 2)
+    world.replicas[dead].alive = False
+    await world.run(FAILOVER_S + DEAD_AFTER_S)
+    world.replicas[old].alive = False
+    await world.start(f"operator-{old}")
+    await world.run(3 * BEAT_S)
+    world.assert_even()
+
+
 async def test_a_cut_off_replica_keeps_its_jobs_in_mind_until_it_reads_that_they_are_anothers() -> None:
     world = World()
     cut, other = await world.start(), await world.start()
