@@ -261,9 +261,8 @@ class Detector:
             if len(pace) != stages or not all(0 < value < math.inf for value in pace):
                 raise ValueError(f"pace of pipeline {dp} must be {stages} positive, finite numbers, one for each stage")
         for dp, pace in checked.items():
-            if dp not in self._pipelines:
-                self._pipelines[dp] = [_Stage() for _ in pace]
-            for state, value in zip(self._pipelines[dp], pace, strict=True):
+            own = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
+            for state, value in zip(own, pace, strict=True):
                 state.pace = value
         sigmas = self.sigmas
         for stage in range(stages):

@@ -293,6 +293,8 @@ class AgentPool:
                         elif not reported:
                             reported = True
                             logger.warning("agent %s: discarded an impossible event, the first: %s", address, event)
+            except grpc.aio.AioRpcError as error:
+                raise _translate(error) from error
             finally:
                 call.cancel()
 
@@ -324,7 +326,7 @@ class AgentPool:
         async with self._turns_of_silent if self.is_silent(address) else self._turns:
             try:
                 async with self._channel(address) as entry:
-                    answer = await call(entry)
+                    answer = await _call(lambda: call(entry))
             except AgentUnavailable:
                 self._silent.add(address)
                 raise
@@ -333,7 +335,7 @@ class AgentPool:
 
     @contextlib.asynccontextmanager
     async def _channel(self, address: str) -> AsyncIterator[_Channel]:
-        """Return the channel for one call or stream, whose errors become the operator's own."""
+        """Return the channel for one call or stream."""
         if self._files is not None and (renewed := self._files.renewed()):
             self._credentials = renewed
             for other in self._channels:
@@ -346,12 +348,6 @@ class AgentPool:
         entry.uses += 1
         try:
             yield entry
-        except grpc.aio.AioRpcError as error:
-            raise _translate(error) from error
-        except grpc.aio.UsageError as error:  # the channel was closed meanwhile: the agent no longer exists
-            raise AgentUnavailable(str(error)) from error
-        except asyncio.InvalidStateError as error:
-            raise AgentUnavailable("the channel was closed") from error
         finally:
             entry.uses -= 1
             await self._close_unused(address, entry)
@@ -381,6 +377,17 @@ class AgentPool:
             raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: the files cannot be read; the log has the reason")
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
         return grpc.aio.secure_channel(address, self._credentials, options=options)
+
+
+async def _call(call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await call()
+    except grpc.aio.AioRpcError as error:
+        raise _translate(error) from error
+    except grpc.aio.UsageError as error:  # the channel was closed meanwhile: the agent no longer exists
+        raise AgentUnavailable(str(error)) from error
+    except asyncio.InvalidStateError as error:
+        raise AgentUnavailable("the channel was closed") from error
 
 
 def _translate(error: grpc.aio.AioRpcError) -> AgentError:

@@ -43,10 +43,9 @@ def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
         return None
     # Without control there was no planned clock, and without marks no time of an instruction to compare with.
     reckoned = control is not None and marks is not None
+    computing_us = min(sum(report.durations_us), report.compute_span_us)
     if report.tensor_parallel_ranks:  # of ranks together
         computing_us = min(report.computing_us, report.compute_span_us * len(report.tensor_parallel_ranks))
-    else:
-        computing_us = min(sum(report.durations_us), report.compute_span_us)
     clock_mhz = report.median_clock_mhz or None
     return Evidence(
         marks=marks,

@@ -168,7 +168,7 @@ class NodeSession:
         elif isinstance(action, Push):
             await self._push(node, address, action)
         else:
-            await self._select(node, address, action, command)
+            await self._select(node, address, action)
             if node.plans.from_iteration > action.from_iteration:
                 metrics.late_selections.inc()
 
@@ -185,12 +185,13 @@ class NodeSession:
         noted = node.plans.stored_beside if beside else node.plans.stored
         noted(StoredPlans(plan_set.plan_id, action.plans, action.stages))
 
-    async def _select(self, node: Node, address: str, action: Select, command: dict[str, Any]) -> None:
+    async def _select(self, node: Node, address: str, action: Select) -> None:
         plan_id = node.plans.plan_id
         node.plans.selection_sent()
         furthest = await self._services.agents.select(
             address,
-            **command,
+            job_uid=self._state.ref.uid,
+            epoch=self._epoch,
             plan_id=plan_id,
             points=action.points,
             from_iteration=action.from_iteration,

@@ -42,7 +42,7 @@ HELD_SHARE: Final = 0.05
 """Of the computing time above the planned clock: less is what any control causes, and no iteration is left out for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """What is known of one rank's iteration, or of all ranks together.
 

@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 from typing import Final
 
@@ -25,7 +26,7 @@ _UNPLANNED = 1000
 """The longest baseline that a PerseusJob may ask for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """What one rank did in one iteration. ``point`` None: at default clocks. ``energy_mj`` None: no counter."""
 
@@ -55,7 +56,7 @@ class Report:
     energies of single instructions are not known. Empty: it describes one rank.
     """
 
-    @property
+    @cached_property
     def rank_id(self) -> RankId:
         """The reporting rank; of several the first."""
         return RankId(self.dp, self.stage, self.tp)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
@@ -31,7 +32,7 @@ DeclaredSchedule = tuple[tuple[int, int, int], ...]
 """What one training process says that it executes: (kind, microbatch, chunk) in order."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Rank:
     """A training process that is connected to its node's agent. Only its node changes it, and only how far it is."""
 
@@ -43,11 +44,11 @@ class Rank:
     pid: int
     iteration: int
     """The furthest iteration that the process has begun."""
-    id: RankId = field(init=False, repr=False)
-    """The rank's address in the job."""
 
-    def __post_init__(self) -> None:
-        self.id = RankId(self.dp, self.stage, self.tp)
+    @cached_property
+    def id(self) -> RankId:
+        """The rank's address in the job."""
+        return RankId(self.dp, self.stage, self.tp)
 
     @property
     def process(self) -> tuple[str, int, RankId]:
@@ -55,7 +56,7 @@ class Rank:
         return self.pod_uid, self.pid, self.id
 
 
-@dataclass(slots=True)
+@dataclass
 class Node:
     """A node and what is known of its agent. Times are monotonic seconds."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredPlans:
     """A plan set on an agent, as this operator pushed it."""
 
@@ -28,7 +28,7 @@ class StoredPlans:
         return self.digest == digest and stages <= self.stages
 
 
-@dataclass(slots=True)
+@dataclass
 class NodePlans:
     """Belongs to one node of a job."""
 

@@ -441,8 +441,8 @@ class JobState:
     @property
     def sweeping(self) -> bool:
         """Whether an agent stores the clocks of a sweep: points of iterations then belong to no frontier."""
-        digests = {node.plans.pushed.digest for node in self.nodes.values() if node.plans.pushed}
-        return any(digest.startswith(DIGEST_PREFIX) for digest in digests)
+        pushed = (node.plans.pushed for node in self.nodes.values())
+        return any(plans is not None and plans.digest.startswith(DIGEST_PREFIX) for plans in pushed)
 
     @property
     def single_ranks_wanted(self) -> bool:

@@ -52,9 +52,7 @@ class Spread:
         # What all share, beside what is known of each: a pipeline that changes must not move the others.
         shared = median_low(value - self._levels.get(dp, 0.0) for dp, value in logs.items())
         for dp, value in logs.items():
-            if dp not in self._latest:
-                self._latest[dp] = deque(maxlen=_WINDOW)
-            latest = self._latest[dp]
+            latest = self._latest.setdefault(dp, deque(maxlen=_WINDOW))
             latest.append(value - shared)
             self._settle(dp, max(median(latest), min(list(latest)[-confirm:]) - _LATELY * sigma))
         # Two medians are compared, and of n pipelines the slowest of an iteration is not far beyond √(2 ln n) σ.
