@@ -230,7 +230,8 @@ class Demo:
         under = self._measure(job, begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
         self._say(f"beside the straggler: {under}")
         self._require(
-            under.of_pipeline[0] < self._before(job, first, 0), "the other pipeline saved nothing beside the straggler"
+            under.of_pipeline[0] < self._before(job, begins - 1, 0),
+            "the other pipeline saved nothing beside the straggler",
         )
         gpu.cap(0)
         self._say("the GPU has cooled down")
@@ -354,7 +355,10 @@ class Demo:
             self._say(f"another plan from iteration {status['plan']['fromIteration']}: it is measured instead")
 
     def _before(self, job: RunningJob, iteration: int, dp: int) -> float:
-        """Energy of a pipeline in the first slow iteration, which still ran the old plan and waited."""
+        """Energy of a pipeline in the last iteration of the old plan, in which it waited.
+
+        In the first slow one it may have waited for half of it: a GPU throttles at any moment.
+        """
         self._drain(job)
         return j_from_mj(self._iterations[dp, iteration].energy_mj)
 
