@@ -61,8 +61,7 @@ BUDGET_S = 600.0
 AT_ONCE = 6
 KILLS = int(os.environ.get("PERSEUS_KILLS", "8"))
 RESTORED_S = 1.0
-"""In this time every GPU of a node is at default clocks after its agent was killed: the keeper is there. A keeper's end
-is its container's: what the agent cannot give back before it is killed, too, the next agent does when it starts."""
+"""In this time every GPU of a node is at default clocks after its agent or keeper was killed."""
 REPLICA_FAULTS = int(os.environ.get("PERSEUS_REPLICA_FAULTS", "8"))
 Figures = dict[str, float]
 SLACK_S = 60.0
@@ -148,7 +147,7 @@ def test_no_gpu_stays_locked_when_one_of_our_processes_is_killed(
         if found:
             print(f"{len(found)} kills of the {role}: median {median(found):.3f} s, at most {max(found):.3f} s")
             record_worst(figures, f"longest to default clocks after kill -9 of the {role}, s", max(found))
-    assert max(seconds["agent"]) < RESTORED_S
+    assert max(*seconds["agent"], *seconds["keeper"]) < RESTORED_S
 
 
 def test_an_agent_that_hangs_loses_its_gpus(installation: Installation, watch: Watch, figures: Figures) -> None:

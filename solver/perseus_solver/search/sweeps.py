@@ -93,7 +93,7 @@ class Sweeps:
             table_of: int[n], the table of each row of the graph.
             kind: int[n], the kind of each row.
         """
-        self.graph, self.tables, self._table_of = graph, tables, table_of
+        self.graph, self.tables = graph, tables
         self.kinds = int(kind.max(initial=-1)) + 1
         levels = [level.end - level.begin for level in graph.levels]
         # Behind its slowest option every table has one of infinite time.
