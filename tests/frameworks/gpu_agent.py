@@ -48,7 +48,12 @@ class AgentEnd:
         return sorted(found)
 
     def _follow(self) -> None:
-        connection, _ = self._listener.accept()
+        with self._listener:
+            connection, _ = self._listener.accept()
+        with connection:
+            self._take(connection)
+
+    def _take(self, connection: socket.socket) -> None:
         self.hello = wire.receive_hello(connection, 10)
         reader = ChannelReader.create(len(self.hello.schedule))
         wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)

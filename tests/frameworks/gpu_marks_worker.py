@@ -1,7 +1,7 @@
 """One process that trains transformer layers on a real GPU in a pipeline of one rank, with marks by the GPU itself.
 
-``python gpu_marks_worker.py RESULT.json SCHEDULE plain|graphs TIMING`` with PERSEUS_SOCKET. ``graphs``: the layers are
-CUDA graphs, replayed between the marks. Changes no clock.
+``python gpu_marks_worker.py RESULT.json SCHEDULE plain|graphs|captured TIMING`` with PERSEUS_SOCKET. ``graphs``: the
+layers are CUDA graphs, replayed between the marks; ``captured``: an iteration becomes one. Changes no clock.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from said import listen  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.pipelining import PipelineStage, schedules  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
@@ -43,8 +45,45 @@ class Layer(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
+def follow(attachment: Any, step: Callable[[], Any], result: Path) -> None:
+    """Train as these tests do: most steps without waiting for the GPU, so that the host runs ahead."""
+    step()  # Megatron's and DeepSpeed's say hello in it
+    connected = attachment.session.wait_connected(30) if attachment.active else False
+    time.sleep(0.2)  # the first mark of the GPU's own is seen by then
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    for _ in range(STEPS):
+        step()
+    torch.cuda.synchronize()
+    for _ in range(WARM_UP):  # what the GPU has done is known at the end of later steps
+        step()
+        torch.cuda.synchronize()
+    result.write_text(json.dumps({"connected": connected}))
+    attachment.detach()
+
+
+def capture(attachment: Any, step: Callable[[], Any], result: Path) -> None:
+    """Make one iteration a graph, and replay it."""
+    lines = listen()
+    attachment.session.wait_connected(30)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(STEPS):
+        graph.replay()
+    torch.cuda.synchronize()
+    result.write_text(json.dumps({"said": lines, "replayed": True}))
+    attachment.detach()
+
+
 def main() -> None:
-    name, graphs, timing = sys.argv[2], sys.argv[3] == "graphs", sys.argv[4]
+    name, mode, timing = sys.argv[2:5]
+    graphs = mode == "graphs"
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     torch.set_default_dtype(torch.bfloat16)
@@ -61,20 +100,11 @@ def main() -> None:
     stages = [PipelineStage(module, k, chunks, device) for k, module in enumerate(modules)]
     schedule = kind(stages if chunks > 1 else stages[0], 1 if graphs else MICROBATCHES, loss_fn=nn.MSELoss())
     attachment = perseus.attach(schedule, timing=timing)
-    connected = attachment.session.wait_connected(30) if attachment.active else False
-    time.sleep(0.2)  # the first mark of the GPU's own is seen by then
     x = torch.randn((1 if graphs else MICROBATCHES) * BATCH, LENGTH, WIDTH, device=device)
-    for _ in range(WARM_UP):
-        schedule.step(x, target=x)
-    torch.cuda.synchronize()
-    for _ in range(STEPS):
-        schedule.step(x, target=x)
-    torch.cuda.synchronize()
-    for _ in range(WARM_UP):  # what the GPU has done is known at the end of later steps
-        schedule.step(x, target=x)
-        torch.cuda.synchronize()
-    Path(sys.argv[1]).write_text(json.dumps({"connected": connected}))
-    attachment.detach()
+    if mode == "captured":
+        capture(attachment, lambda: schedule.step(x, target=x), Path(sys.argv[1]))
+    else:
+        follow(attachment, lambda: schedule.step(x, target=x), Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

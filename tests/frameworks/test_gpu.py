@@ -11,15 +11,21 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
+from bisect import bisect
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.doubles.recording_node import RecordingNode, pod_uid, wait_for
 from tests.frameworks.gpu_agent import AgentEnd
 
+from perseus_agent.acceptance.command import REFUSED
+from perseus_agent.acceptance.cuda import CudaWorkload
 from perseus_agent.devices.nvml import NvmlDevices, may_write
 from perseus_agent.errors import DeviceError
 from perseus_proto import hello as wire
@@ -107,7 +113,7 @@ def test_an_agent_that_may_not_write_measures_time_and_energy_of_every_instructi
             node.kubelet.place([trainer.pid], pod.uid)
             assert trainer.stdin
             trainer.stdin.write(b"go\n")
-            trainer.stdin.flush()
+            trainer.stdin.close()
             with node.stub() as stub:
                 named = {"job_uid": "job", "epoch": 1}
                 stub.AcquireLease(messages.AcquireLeaseRequest(**named, job_name="a/b", ttl_ms=60_000, pods=[pod]))
@@ -156,6 +162,67 @@ def metrics_of(node: RecordingNode) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def test_accept_refuses_a_gpu_whose_clocks_it_may_not_set(real_uuid: str, tmp_path: Path) -> None:
+    """In one sentence, and leaves nothing behind."""
+    if not (setpriv := shutil.which("setpriv")):
+        pytest.skip("no setpriv to start it without CAP_SYS_ADMIN")
+    journal = tmp_path / "journal.json"
+    without_right = [setpriv, "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    command = [sys.executable, "-m", "perseus_agent", "accept", "--devices=nvml", f"--gpu={real_uuid}"]
+    done = subprocess.run(
+        [*without_right, *command, f"--journal={journal}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    print(done.stderr)
+    assert done.returncode == REFUSED
+    assert real_uuid in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+    assert not journal.exists()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_work_items_of_accept_show_the_speed_that_the_clock_says(python: Path, real_uuid: str) -> None:
+    """At default clocks: items follow each other without a gap, and take less time the higher the clock is."""
+    devices = NvmlDevices(privileged=lambda: False)
+    workload = CudaWorkload(real_uuid, str(python))
+    try:
+        (device,) = [device for device in devices.devices if device.identity.uuid == real_uuid]
+        began_us = device.now_us()
+        workload.start()
+        clocks = []
+        while device.now_us() - began_us < 3e6:
+            clocks.append((device.now_us(), device.sm_clock_mhz()))
+            time.sleep(0.001)
+        seen = workload.completed()
+        items = workload.finish()
+        ended_us = device.now_us()
+    finally:
+        workload.close()
+        devices.close()
+    assert 0 < seen <= len(items)
+    assert began_us < items[0].begin_us
+    assert items[-1].begin_us + items[-1].duration_us < ended_us
+    late_us = [after.begin_us - before.begin_us - before.duration_us for before, after in pairwise(items)]
+    assert max(map(abs, late_us)) < 1
+    ends_us = [item.begin_us + item.duration_us for item in items]
+    cycles = []
+    for (at_us, mhz), (_, after_mhz) in pairwise(clocks):
+        index = bisect(ends_us, at_us)
+        if at_us > began_us + 1e6 and mhz == after_mhz and index < len(items):
+            cycles.append(mhz * items[index].duration_us)
+    cycles.sort()
+    durations_us = sorted(item.duration_us for item in items)
+    spread = [cycles[round(share * (len(cycles) - 1))] / median(cycles) for share in (0.05, 0.95)]
+    print(
+        f"{workload.name}: {len(items)} items, µs: {durations_us[0]:.0f} / {median(durations_us):.0f} / "
+        f"{durations_us[-1]:.0f}; clocks {min(c for _, c in clocks)} to {max(c for _, c in clocks)} MHz; "
+        f"cycles of an item, 5th and 95th percentile by the median: {spread[0]:.3f}, {spread[1]:.3f}"
+    )
+    assert 100 < median(durations_us) < 2_000
+    assert spread[0] > 0.9
+    assert spread[1] < 1.1
 
 
 def test_samples_of_power_agree_with_the_energy_counter(real_uuid: str) -> None:

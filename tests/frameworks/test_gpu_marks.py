@@ -75,13 +75,14 @@ def run(python_gpu: Path, tmp_path: Path) -> Run:
         timing: str = "cuda",
         queues: int = 8,
         *,
+        worker: str = "gpu_marks_worker.py",
         watch: bool = False,
     ) -> tuple[AgentEnd, dict[str, Any]]:
-        place = tmp_path / f"{schedule}-{mode}-{timing}-{queues}"
+        place = tmp_path / timing  # short: it is part of a socket's address
         place.mkdir()
         agent = AgentEnd(place / "agent.sock", watch=watch)
         environment = {"PERSEUS_SOCKET": str(place / "agent.sock"), "CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
-        command = [str(python_gpu), str(HERE / "gpu_marks_worker.py"), str(place / "result.json")]
+        command = [str(python_gpu), str(HERE / worker), str(place / "result.json")]
         subprocess.run([*command, schedule, mode, timing], env=os.environ | environment, timeout=300, check=True)
         agent.thread.join(10)
         return agent, json.loads((place / "result.json").read_text())
@@ -119,6 +120,41 @@ def test_marks_by_the_gpu_cost_no_more_than_events_do(run: Run) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_lead_of_every_instruction_is_known(run: Run, schedule: str, queues: int) -> None:
     agent, _ = run(schedule, queues=queues)
+    _all_leads_are_known(agent, f"{schedule}, {queues} queues")
+
+
+@pytest.mark.parametrize(
+    ("worker", "variant"),
+    [
+        ("gpu_megatron_worker.py", "1f1b"),
+        ("gpu_megatron_worker.py", "interleaved"),
+        ("gpu_megatron_worker.py", "overlapped"),
+        ("gpu_deepspeed_worker.py", "deepspeed"),
+    ],
+)
+def test_marks_and_leads_under_the_schedules_of_other_frameworks(run: Run, worker: str, variant: str) -> None:
+    """With one hardware queue, as Megatron-LM requires. Sends and receives take no time: the other ranks are absent."""
+    agent, said = run(variant, queues=1, worker=worker, watch=True)
+    assert said["connected"]
+    assert {record.source for record in agent.records} == {MarkSource.GPU}
+    assert agent.unordered == 0
+    delays_us = agent.delays_us()
+    print(f"{variant}: mark seen after event, µs: {_spread(delays_us)}")
+    assert delays_us[0] > -EVENT_US
+    assert median(delays_us) < EVENT_US
+    _all_leads_are_known(agent, variant)
+
+
+def test_a_graph_of_a_whole_iteration_is_refused(run: Run) -> None:
+    """Its replays run no Python. What is captured is as good as without us."""
+    agent, said = run(mode="captured")
+    assert [line for line in said["said"] if "CUDA graph of the whole iteration" in line]
+    assert said["replayed"]
+    assert len(agent.complete()) <= 1  # the one before the capture
+
+
+def _all_leads_are_known(agent: AgentEnd, name: str) -> None:
+    """In most iterations, for each instruction; windows of iterations do not overlap."""
     complete = agent.complete()
     assert len(complete) >= 8
     leads_us = []
@@ -128,8 +164,9 @@ def test_the_lead_of_every_instruction_is_known(run: Run, schedule: str, queues:
         leads_us += record.leads_us
     assert min(leads_us) > -EVENT_US
     assert max(leads_us) > 0
-    print(f"{schedule}, {queues} queues: host ahead of the GPU by µs: {_spread(sorted(leads_us))}")
     ordered = [complete[iteration] for iteration in sorted(complete)]
+    step_us = median(record.end_us - record.begin_us for record in ordered)
+    print(f"{name}: host ahead of the GPU by µs: {_spread(sorted(leads_us))}, of steps of {step_us:.0f}")
     assert all(a.end_us <= b.begin_us for a, b in pairwise(ordered))
 
 
@@ -235,7 +272,7 @@ def test_energy_is_split_between_alternating_kernels_as_each_draws_alone(
             node.kubelet.place([trainer.pid], pod.uid)
             assert trainer.stdin
             trainer.stdin.write(b"go\n")
-            trainer.stdin.flush()
+            trainer.stdin.close()
             with node.stub() as stub:
                 lease = messages.AcquireLeaseRequest(job_uid="job", epoch=1, job_name="a/b", ttl_ms=100_000, pods=[pod])
                 stub.AcquireLease(lease)
