@@ -300,6 +300,7 @@ class Governor:
     def _hold(self) -> None:
         self._journal.record_lock(self._uuid)
         self._held = True
+        self.controllability_message = ""  # it may say that this was refused
 
     def _finish_release(self) -> None:
         """Remove the GPU from the journal once it is back at its default clocks."""

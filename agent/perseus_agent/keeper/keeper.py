@@ -27,7 +27,7 @@ from typing import Final
 
 from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.devices.base import Device, open_device_set
-from perseus_agent.errors import AgentError, DeviceError, SettingsError
+from perseus_agent.errors import AgentError, DeviceError, DriverMismatch, SettingsError
 from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.keeper.link import check_user, open_socket
 from perseus_agent.settings import Settings
@@ -185,6 +185,9 @@ class _Gpus:
                     self._devices[uuid].reset_clocks()
                     done.append(uuid)
                     return
+            except DriverMismatch as replaced:  # only a new process can: the next agent
+                error = replaced
+                break
             except DeviceError as refused:
                 error = refused
             time.sleep(RETRY_S)
