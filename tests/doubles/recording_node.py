@@ -185,6 +185,13 @@ class RecordingNode:
         self.keeper.kill()
         self.keeper.wait(PATIENCE_S)
 
+    def kill_trainers(self) -> None:
+        """All, with SIGKILL, and crowds too."""
+        for child in self._children:
+            if child not in (self.agent, self.keeper):
+                child.kill()
+                child.wait()
+
     def kill_agent_and_keeper(self) -> None:
         """As when the node kills the whole pod: nobody is left to give anything back."""
         self.kill_keeper()

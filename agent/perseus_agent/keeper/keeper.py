@@ -43,7 +43,7 @@ WATCHED_S: Final = 1.0
 MESSAGE_S: Final = 1.0
 """In this time a process that connects must have sent its message."""
 RETRY_S: Final = 0.02
-OPEN_RETRY_S: Final = 1.0
+OPEN_RETRY_S: Final = 5.0
 PATIENCE_S: Final = 30.0
 """How long a reset that the driver refuses is tried; what is still locked then is in the journal."""
 
@@ -138,7 +138,7 @@ def _watch(agent: _Agent, gpus: _Gpus) -> None:
     """Return when the agent has ended, by itself or because it was silent for too long."""
     overdue = 0
     while not agent.ended_within(TICK_S):
-        if agent.ledger.serving and gpus.open():
+        if gpus.open():
             agent.ledger.watched_for(WATCHED_S)
         overdue = overdue + 1 if agent.ledger.overdue else 0
         if overdue >= OVERDUE_TICKS:
@@ -200,7 +200,7 @@ class _Gpus:
                 self._devices = {device.identity.uuid: device for device in devices}
                 return
             except AgentError as error:
-                log.error("the keeper cannot open the GPUs: %s", error)
+                log.warning("the keeper cannot open the GPUs, retrying in %g s: %s", OPEN_RETRY_S, error)
                 time.sleep(OPEN_RETRY_S)
 
 
