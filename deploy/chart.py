@@ -36,7 +36,7 @@ _GIVEN = {
     },
     "solver": {"address", "metrics_address", "allowed_san", "ready_file", "log_format", "exit_when_idle_s"},
     "agent": {
-        *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "proc_root"),
+        *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "keeper_socket", "proc_root"),
         *("pod_resources_socket", "device_plugins", "allowed_san", "ready_file"),
     },
 }

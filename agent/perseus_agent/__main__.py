@@ -1,13 +1,13 @@
-"""``perseus-agent``: reads settings, sets up logs and signals, and runs the keeper, which runs the agent.
+"""``perseus-agent``: reads settings, sets up logs and signals, and runs the agent.
 
-The first process is the keeper (``perseus_agent.keeper``). It starts this program once more as the agent, and passes
-its exit code on.
+``perseus-agent keep``, with the same settings, is the agent's clock keeper (``perseus_agent.keeper``). Start it beside
+the agent, before or after it. It ends on SIGTERM, once no agent is there that it watches.
 
 ``perseus-agent accept`` measures one GPU instead (``perseus_agent.acceptance.command``, which has its exit codes).
 
 Exit codes of the agent: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU
 could not be reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver
-was replaced while the agent ran; start the agent again. Others: 128 and the number of the signal that ended the agent.
+was replaced while the agent ran; start the agent again. The keeper has 0 and 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
-from perseus_agent.keeper.keeper import Kept, keep, kept
 from perseus_agent.settings import Settings, parse_settings
 from perseus_proto.logs import log_to_stderr
 
@@ -69,7 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["accept"]:
         return _accept(arguments[1:])
-    keeper = kept()
+    run = _serve
+    if arguments[:1] == ["keep"]:
+        run, arguments = _keep, arguments[1:]
     try:
         settings = parse_settings(arguments, os.environ)
     except SettingsError as error:
@@ -77,8 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     log_to_stderr(settings.log_level)
     log = logging.getLogger("perseus_agent")
+    stop = threading.Event()
+    stop_on_signals(stop)
     try:
-        return keep(settings, arguments) if keeper is None else _serve(settings, keeper)
+        return run(settings, stop)
     except DriverMismatch as error:
         log.error("driver replaced: %s", error)
         return 3
@@ -87,15 +90,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def _serve(settings: Settings, keeper: Kept) -> int:
-    stop = threading.Event()
-    stop_on_signals(stop)
+def _keep(settings: Settings, stop: threading.Event) -> int:
+    from perseus_agent.keeper.keeper import keep
+
+    keep(settings, stop)
+    if not stop.is_set():
+        # As a new program: the next agent may have come with another driver, and a process cannot change its library.
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # the arguments of this process
+    return 0
+
+
+def _serve(settings: Settings, stop: threading.Event) -> int:
     use_batch_scheduling()
     shorten_timer_slack()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     from perseus_agent.lifecycle import run
 
-    return run(settings, stop, keeper.ledger)
+    return run(settings, stop)
 
 
 def _accept(arguments: list[str]) -> int:

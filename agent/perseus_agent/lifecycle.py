@@ -1,15 +1,13 @@
 """Start and stop of the agent: open everything, serve, and on SIGTERM restore all clocks before the process ends.
 
-The order matters: first the journal, then devices, then the resets that the journal lists, then the sockets. Stopping
-is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. The keeper, which has started this process,
-holds the lock that makes it the only agent of the node. Apart from the gRPC service this is the only module that
-imports grpc for serving.
+The order matters: first the lock that makes this the only agent of the node, then the journal, then devices, then the
+resets that the journal lists, then the sockets. Stopping is the reverse, and takes at most ``--drain-timeout-s``,
+whatever hangs. Apart from the gRPC service this is the only module that imports grpc for serving.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,9 @@ from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
 from perseus_agent.devices.base import Controllability, Device, DeviceSet, open_device_set
 from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
+from perseus_agent.keeper.alone import only_agent
 from perseus_agent.keeper.ledger import Ledger
+from perseus_agent.keeper.link import KeeperLink
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
@@ -102,7 +102,6 @@ class Server:
             "grpc": _bound(settings.grpc_address, self.grpc_port),
             "metrics": _bound(settings.metrics_address, self._metrics.port) if self._metrics else "",
             "socket": settings.socket,
-            "pid": os.getpid(),
         }
         write_ready_file(settings.ready_file, addresses)
         log.info("serving", extra=addresses)
@@ -128,7 +127,7 @@ class Server:
         return not owed
 
 
-def run(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
+def run(settings: Settings, stop: threading.Event) -> int:
     """Serve until ``stop`` is set; the exit code.
 
     Raises:
@@ -140,6 +139,15 @@ def run(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, "preflight: %s", finding.message)
     if any(finding.fatal for finding in findings):
         return 2
+    with only_agent(Path(settings.journal), stop.wait) as lock:
+        if lock is None:
+            return 0
+        ledger = Ledger.create()
+        KeeperLink(settings.keeper_socket, ledger, lock).start()
+        return _serve(settings, stop, ledger)
+
+
+def _serve(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
     journal, damage = Journal.open(Path(settings.journal), boot_id(Path(settings.proc_root)), ledger)
     devices = _open_devices(settings.devices, stop)
     if devices is None:

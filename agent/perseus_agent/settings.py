@@ -58,6 +58,12 @@ class Settings(BaseSettings):
         "File that remembers which GPUs this agent has locked. It must outlive the container (a hostPath), or a crash "
         "leaves clocks locked.",
     )
+    keeper_socket: str = setting(
+        "/run/perseus-keeper/keeper.sock",
+        "Unix socket on which the clock keeper waits for the agent: `perseus-agent keep` with the agent's settings, a "
+        "process that gives back what a killed or hung agent has locked. Without one no GPU is locked. Give its "
+        "directory to these two alone.",
+    )
     proc_root: str = setting("/proc", "Where the host's /proc is: peers of the socket are traced to pods through it.")
     pod_resources_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
@@ -128,7 +134,7 @@ class Settings(BaseSettings):
         self.check_tls(insecure=self.insecure, cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
         if not self.insecure and not self.allowed_sans:
             raise InvalidSetting("--allowed-san: must name at least one subject alternative name")
-        self.check_not_empty("socket", "grpc_address", "journal", "proc_root", "pod_resources_socket")
+        self.check_not_empty("socket", "grpc_address", "journal", "keeper_socket", "proc_root", "pod_resources_socket")
         unix = self.grpc_address.startswith("unix:")
         self.check_addresses(["metrics_address"] if unix else ["grpc_address", "metrics_address"])
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -129,13 +127,9 @@ def restore_s() -> Result:
                 stub.SelectPlan(messages.SelectPlanRequest(job_uid=job, epoch=1, plan_id=plan_id, selections=chosen))
             wait_for(lambda: node.locked()[gpu_uuid(0)], "the GPU is locked")
             killed_ns = time.monotonic_ns()
-            os.kill(node.agent_pid, signal.SIGKILL)
-            assert node.agent
-            node.agent.wait()
-            last = node.calls()[-1]
-            if last.mhz is not None:
-                raise RuntimeError("the GPU was not given back")
-            worst_s = max(worst_s, (last.time_ns - killed_ns) / 1e9)
+            node.kill_agent()
+            wait_for(node.all_default, "the GPU is given back")
+            worst_s = max(worst_s, (node.calls()[-1].time_ns - killed_ns) / 1e9)
     return _figure(worst_s, "s")
 
 

@@ -247,6 +247,7 @@ def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
     assert not agent["automountServiceAccountToken"]
     assert not {"hostNetwork", "hostIPC"} & set(agent)
     security = agent["containers"][0]["securityContext"]
+    assert agent["initContainers"][0]["securityContext"] == security
     assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert not security["allowPrivilegeEscalation"]
     assert security["readOnlyRootFilesystem"]
@@ -262,6 +263,31 @@ def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
     privileged = container(render({"agent": {"privileged": True}}), AGENT)["securityContext"]
     assert privileged["privileged"]
     assert not {"capabilities", "allowPrivilegeEscalation"} & set(privileged), "the API server refuses both together"
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_clock_keeper_is_a_sidecar_that_has_what_it_needs_of_the_agent_and_no_more(
+    render: Render, simulated: bool
+) -> None:
+    mount = {"name": "driver", "mountPath": "/driver"}
+    agent = pod(
+        render({"simulatedGpus": {"enabled": simulated}, "agent": {"extraVolumeMounts": [mount]}}),
+        AGENT,
+    )
+    [keeper], [main] = agent["initContainers"], agent["containers"]
+    assert keeper["restartPolicy"] == "Always", "the kubelet starts it first, ends it last, and whenever it ends"
+    assert keeper["args"] == ["keep", *main["args"]], "no setting can differ"
+    assert (keeper["env"], keeper["image"]) == (main["env"], main["image"])
+    assert keeper["securityContext"] == main["securityContext"]
+    assert keeper["resources"]["limits"]["memory"], "what the agent uses up is not the keeper's"
+    settings = agent_settings(main["args"], environment(main))
+    shared = {mount["name"]: mount["mountPath"] for mount in keeper["volumeMounts"]}
+    assert set(shared) == {"keeper", "state", "driver"} | ({"simulated-gpus"} if simulated else set())
+    assert set(shared.items()) <= {(mount["name"], mount["mountPath"]) for mount in main["volumeMounts"]}
+    assert str(Path(settings.keeper_socket).parent) == shared["keeper"]
+    assert str(Path(settings.journal).parent) == shared["state"]
+    [private] = [volume for volume in agent["volumes"] if volume["name"] == "keeper"]
+    assert private["emptyDir"]["medium"] == "Memory"
 
 
 def test_no_pod_of_the_release_requests_a_gpu(render: Render) -> None:

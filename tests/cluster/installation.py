@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import threading
 import time
 from base64 import b64decode
@@ -63,6 +64,10 @@ VALUES = {
         }
     },
 }
+_METRICS = (
+    "import urllib.request; "
+    f"print(urllib.request.urlopen('http://localhost:{keys.DEFAULT_AGENT_METRICS_PORT}/metrics').read().decode())"
+)
 _LOOK_S = 0.02
 _PLANS_EVERY = 25
 
@@ -280,7 +285,6 @@ class AgentExit(threading.Thread):
         super().__init__(daemon=True)
         self._pids = find(agent, PROGRAMS["agent"])
         assert self._pids, "the agent runs"
-        self._pids += find(agent, PROGRAMS["keeper"])
         self._folder = folder
         self._left: list[str] | None = None
 
@@ -402,11 +406,21 @@ class Installation:
         """Return whether the operator, every agent and every GPU simulator are ready."""
         pods = self.core.list_namespaced_pod(SYSTEM).items
         ready = [
-            all(container.ready for container in pod.status.container_statuses or ())
+            all(
+                each.ready
+                for each in (pod.status.init_container_statuses or []) + (pod.status.container_statuses or [])
+            )
             for pod in pods
             if pod.metadata.deletion_timestamp is None and pod.status.phase == "Running"
         ]
         return len(ready) == 2 * len(self.cluster.nodes) + self.replicas and all(ready)
+
+    def keepers_watch(self) -> bool:
+        """Return whether every agent says that a clock keeper watches it."""
+        pods = [self.pod("agent", job.node).metadata.name for job in self.jobs]
+        pages = [self.cluster.kubectl("-n", SYSTEM, "exec", pod, "--", "python", "-c", _METRICS) for pod in pods]
+        found = [re.findall(r"^perseus_agent_keeper_watches\{.*\} (.*)$", page, re.MULTILINE) for page in pages]
+        return found == [["1.0"]] * len(pods)
 
     def all_parts_run(self) -> bool:
         """Return whether every part of the cluster runs."""
@@ -437,7 +451,9 @@ class Installation:
                 )
 
             self.eventually("every plan is in force again", measured_again, PATIENCE_S)
-        return time.monotonic() - begun
+        took_s = time.monotonic() - begun
+        self.eventually("every keeper watches", self.keepers_watch, PATIENCE_S)
+        return took_s
 
     def trains_on(self, jobs: list[Job] | None = None) -> None:
         """Wait until every job has completed another iteration."""
@@ -473,24 +489,23 @@ class Installation:
 
 PROGRAMS = {
     "operator": "perseus-operator",
-    "keeper": "perseus-agent",
-    "agent": "perseus_agent",
+    "keeper": "perseus-agent keep ",
+    "agent": "perseus-agent --",
     "trainer": "perseus_sim.training.pod_job",
 }
-"""The program of each role, by a word of its command line. The clock keeper starts an agent's container, and the agent
-is its child."""
+"""The program of each role, by a part of its command line."""
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
     return [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
 
 
-def find(pod: Any, word: str) -> list[int]:
-    """Return the processes of a pod whose command line has a word, by their numbers on this machine."""
+def find(pod: Any, part: str) -> list[int]:
+    """Return the processes of a pod that have this in their command line, by their numbers on this machine."""
     return [
         pid
         for pid, arguments in processes()
-        if any(word in argument for argument in arguments[:5]) and f"pod{pod.metadata.uid}" in group_of(pid)
+        if part in " ".join(arguments[:5]) and f"pod{pod.metadata.uid}" in group_of(pid)
     ]
 
 

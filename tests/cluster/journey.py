@@ -250,7 +250,7 @@ class Journey:
         return {
             f"{pod.metadata.name}/{status.name}": f"{status.restart_count}: {_end(status.last_state.terminated)}"
             for pod in (*self.pods("agent"), *self.pods("operator"), *self.pods("solver"))
-            for status in pod.status.container_statuses
+            for status in (*pod.status.container_statuses, *(pod.status.init_container_statuses or ()))
             if status.restart_count
         }
 

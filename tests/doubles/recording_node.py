@@ -7,14 +7,11 @@ GPUs (``recording_gpu``), the kubelet and /proc.
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ JOB = "job-uid"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 """The processes import ``tests.doubles`` from there."""
 PATIENCE_S = 60.0
+_PROGRAM = [sys.executable, "-m", "perseus_agent"]
 _CROWD = """
 import os, socket, sys
 sys.stdin.readline()
@@ -83,8 +81,10 @@ class RecordingNode:
     gpus: int
     kubelet: KubeletDouble
     agent: subprocess.Popen[bytes] | None = None
+    keeper: subprocess.Popen[bytes] | None = None
     addresses: dict[str, Any] = field(default_factory=dict)
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _settings: list[str] = field(default_factory=list)
 
     @classmethod
     @contextmanager
@@ -99,8 +99,7 @@ class RecordingNode:
             yield node
         finally:
             for child in node._children:
-                with suppress(ProcessLookupError):  # an agent may outlive its keeper, and still write
-                    os.killpg(child.pid, signal.SIGKILL)
+                child.kill()
                 child.wait()
                 if child.stdin:
                     child.stdin.close()
@@ -117,60 +116,86 @@ class RecordingNode:
         wait: bool = True,
         opener: str = "open_devices",
         prefix: Sequence[str] = (),
+        kept: bool = True,
     ) -> subprocess.Popen[bytes]:
-        """A new agent process on this node; ``opener`` is a function of ``recording_gpu``, ``prefix`` a command that
-        starts another."""
-        ready = self.folder / "run" / "ready"
-        ready.unlink(missing_ok=True)
-        command = [
-            *prefix,
-            sys.executable,
-            "-m",
-            "perseus_agent",
+        """A new agent process on this node, and a keeper if none runs.
+
+        Args:
+            flags: further ones, of both.
+            secure: the flags name certificates.
+            wait: until the agent serves.
+            opener: a function of ``recording_gpu``.
+            prefix: a command that starts the agent's.
+            kept: False: start no keeper.
+        """
+        self._settings = [
             f"--devices=tests.doubles.recording_gpu:{opener}:{self.folder / 'gpu'}",
             f"--socket={self.socket}",
             "--grpc-address=127.0.0.1:0",
             "--metrics-address=127.0.0.1:0",
             f"--journal={self.folder / 'journal.json'}",
+            f"--keeper-socket={self.folder / 'run' / 'keeper.sock'}",
             f"--proc-root={self.kubelet.proc_root}",
             f"--pod-resources-socket={self.kubelet.socket}",
-            f"--ready-file={ready}",
+            f"--ready-file={self._ready}",
             "--node-name=node-under-test",
             *([] if secure else ["--insecure"]),
             *flags,
         ]
-        with (self.folder / "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen(command, stderr=log, cwd=_REPOSITORY, start_new_session=True)
-        self._children.append(self.agent)
+        self._ready.unlink(missing_ok=True)
+        if kept and (self.keeper is None or self.keeper.poll() is not None):
+            self.start_keeper()
+        self.agent = process = self._start([*prefix, *_PROGRAM, *self._settings])
         if wait:
-            process = self.agent
-            wait_for(lambda: ready.exists() or process.poll() is not None, "the agent serves")
-            if not ready.exists():
+            wait_for(lambda: self._ready.exists() or process.poll() is not None, "the agent serves")
+            if not self._ready.exists():
                 raise AssertionError(self.log())
-            self.addresses = json.loads(ready.read_text())
+            self.addresses = json.loads(self._ready.read_text())
         return self.agent
+
+    def start_keeper(self) -> None:
+        """With the settings of the agent that was started last."""
+        self.keeper = self._start([*_PROGRAM, "keep", *self._settings])
+
+    @property
+    def _ready(self) -> Path:
+        return self.folder / "run" / "ready"
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "agent.log").open("ab") as log:
+            started = subprocess.Popen(command, stderr=log, cwd=_REPOSITORY, start_new_session=True)
+        self._children.append(started)
+        return started
 
     @property
     def agent_pid(self) -> int:
-        """The agent that serves; ``agent`` is its keeper."""
-        return int(self.addresses["pid"])
+        """Of the agent that was started last."""
+        assert self.agent
+        return self.agent.pid
 
     def kill_agent(self) -> None:
-        """With SIGKILL; its keeper lives on until it has given back what was locked."""
+        """With SIGKILL; its keeper gives back what was locked."""
         assert self.agent
-        os.kill(self.agent_pid, signal.SIGKILL)
-        self.agent.wait(PATIENCE_S)
-
-    def kill_agent_and_keeper(self) -> None:
-        """As when the node kills the whole container: nobody is left to give anything back."""
-        assert self.agent
-        agent = os.pidfd_open(self.agent_pid)
-        signal.pidfd_send_signal(agent, signal.SIGSTOP)  # so that it does not see its keeper's end
         self.agent.kill()
         self.agent.wait(PATIENCE_S)
-        signal.pidfd_send_signal(agent, signal.SIGKILL)
-        select.select([agent], [], [], PATIENCE_S)
-        os.close(agent)
+
+    def kill_keeper(self) -> None:
+        """With SIGKILL."""
+        assert self.keeper
+        self.keeper.kill()
+        self.keeper.wait(PATIENCE_S)
+
+    def kill_trainers(self) -> None:
+        """All, with SIGKILL, and crowds too."""
+        for child in self._children:
+            if child not in (self.agent, self.keeper):
+                child.kill()
+                child.wait()
+
+    def kill_agent_and_keeper(self) -> None:
+        """As when the node kills the whole pod: nobody is left to give anything back."""
+        self.kill_keeper()
+        self.kill_agent()
 
     @property
     def socket(self) -> str:
@@ -184,7 +209,7 @@ class RecordingNode:
             yield stubs.AgentStub(channel)
 
     def log(self) -> str:
-        """The log of this node's agents."""
+        """The log of this node's agents and keepers."""
         return (self.folder / "agent.log").read_text()
 
     # ------------------------------------------------------------------------------------------- pods and trainers

@@ -9,10 +9,11 @@ were never written.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,13 @@ class Job:
         return sum(bool(rank.gpu_uuid) for rank in stub.DescribeNode(messages.DescribeNodeRequest()).ranks)
 
 
+def keeper_watches(node: RecordingNode) -> bool:
+    """What the agent's metrics say."""
+    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=60) as page:
+        [value] = re.findall(r"^perseus_agent_keeper_watches\{.*\} (.*)$", page.read().decode(), re.MULTILINE)
+    return bool(float(value))
+
+
 def assert_all_given_back(node: RecordingNode) -> None:
     ours = [gpu_uuid(0), gpu_uuid(1)]
     wait_for(lambda: not any(node.locked()[uuid] for uuid in ours), "both GPUs are at their default clocks")
@@ -115,7 +123,7 @@ def test_nothing_stays_locked_when_any_process_dies_at_any_step(node: RecordingN
                 node.start_agent()
             else:
                 node.kill_agent()
-                assert_all_given_back(node)  # by the keeper, and nobody else runs
+                assert_all_given_back(node)  # by the keeper, since no agent runs
                 node.start_agent()
         assert_all_given_back(node)
         job.end()
@@ -195,12 +203,13 @@ def test_an_agent_that_is_silent_is_ended_and_its_gpus_are_given_back(node: Reco
     agent = node.start_agent()
     Job(node).advance("run")
     os.kill(node.agent_pid, signal.SIGSTOP)  # as a process that gets no processor, or hangs
-    assert agent.wait(60) == 128 + signal.SIGKILL
+    assert agent.wait(60) == -signal.SIGKILL
     assert_all_given_back(node)
 
 
 def test_a_silent_agent_that_owes_nothing_is_left_alone(node: RecordingNode) -> None:
     agent = node.start_agent()
+    wait_for(lambda: keeper_watches(node), "its keeper watches")
     os.kill(node.agent_pid, signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
         agent.wait(2 * SILENT_S)
@@ -211,21 +220,80 @@ def test_a_silent_agent_that_owes_nothing_is_left_alone(node: RecordingNode) -> 
 
 def test_a_keeper_that_was_stopped_and_goes_on_leaves_its_agent_alone(node: RecordingNode) -> None:
     agent = node.start_agent()
+    job = Job(node)
+    job.advance("run")
+    assert node.keeper
     for _ in range(3):
-        agent.send_signal(signal.SIGSTOP)
-        time.sleep(0.2)  # longer than it waits for signals at once
-        agent.send_signal(signal.SIGCONT)
-        time.sleep(0.2)
+        node.keeper.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not keeper_watches(node), "the agent notices it")
+        node.keeper.send_signal(signal.SIGCONT)
+        wait_for(lambda: keeper_watches(node), "it watches again")
     assert agent.poll() is None
+    assert job.running()
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(20) == 0
 
 
-def test_an_agent_whose_keeper_was_killed_gives_everything_back(node: RecordingNode) -> None:
-    keeper = node.start_agent()
+def test_an_agent_whose_keeper_was_killed_goes_on_and_the_next_keeper_protects_it(node: RecordingNode) -> None:
+    node.start_agent()
+    job = Job(node)
+    job.advance("run")
+    for _ in range(2):
+        calls = len(node.calls())
+        node.kill_keeper()
+        wait_for(lambda: not keeper_watches(node), "the agent notices it")
+        assert_goes_on(job)
+        assert job.running()
+        assert None not in {call.mhz for call in node.calls()[calls:]}, "no GPU was given back"
+        node.start_keeper()
+        wait_for(lambda: keeper_watches(node), "the next keeper watches")
+    node.kill_agent()
+    assert_all_given_back(node)
+
+
+def test_without_a_keeper_an_agent_measures_and_locks_nothing(node: RecordingNode) -> None:
+    node.start_agent(kept=False)
+    job = Job(node)
+    job.advance("select")
+    assert_goes_on(job)
+    assert node.calls() == []
+    node.start_keeper()
+    wait_for(job.running, "the plan is followed with a keeper")
+
+
+def assert_goes_on(job: Job) -> None:
+    """Its ranks train, and the agent follows them."""
+    with job.node.stub() as stub:
+
+        def least() -> int:
+            return min(rank.iteration for rank in stub.DescribeNode(messages.DescribeNodeRequest()).ranks)
+
+        begun = least()
+        wait_for(lambda: least() > begun + 5, "training goes on")
+
+
+def test_a_keeper_that_is_to_stop_ends_after_its_agent(node: RecordingNode) -> None:
+    agent = node.start_agent()
     Job(node).advance("run")
-    keeper.kill()
-    keeper.wait()
+    assert node.keeper
+    node.keeper.send_signal(signal.SIGTERM)
+    node.kill_agent()
+    assert node.keeper.wait(60) == 0
+    assert_all_given_back(node)
+    assert agent.poll() is not None
+
+
+def test_a_successor_waits_until_the_keeper_has_given_back(node: RecordingNode) -> None:
+    node.start_agent()
+    job = Job(node)
+    job.advance("run")
+    fault = node.folder / "gpu" / f"{gpu_uuid(0)}.fault"
+    fault.write_text("DeviceBusy")
+    node.kill_agent()
+    node.start_agent(wait=False)
+    wait_for(lambda: "or its keeper, holds" in node.log(), "it waits")
+    assert job.node.locked()[gpu_uuid(0)]
+    fault.unlink()
     assert_all_given_back(node)
 
 
@@ -263,7 +331,7 @@ def test_a_damaged_journal_gives_back_every_gpu_that_may_be_driven(node: Recordi
 def test_only_one_agent_runs_on_a_node(node: RecordingNode) -> None:
     node.start_agent()
     second = node.start_agent(wait=False)
-    wait_for(lambda: "another agent holds" in node.log(), "the second one waits")
+    wait_for(lambda: "another agent, or its keeper, holds" in node.log(), "the second one waits")
     second.send_signal(signal.SIGTERM)
     assert second.wait(60) == 0
 

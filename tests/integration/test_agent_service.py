@@ -43,9 +43,7 @@ def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
         yield stub
         for lease in stub.DescribeNode(messages.DescribeNodeRequest()).leases:
             stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
-    for child in node._children[1:]:
-        child.kill()
-        child.wait()
+    node.kill_trainers()
     wait_for(node.all_default, "default clocks between tests")
 
 

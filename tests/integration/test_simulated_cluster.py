@@ -143,7 +143,7 @@ def test_a_killed_agent_delays_no_training_and_its_successor_restores_the_clocks
     operator.select(plans, len(frontier.time_s) - 1)
     eventually(lambda: all(gpu.locked_mhz for gpu in job.gpus[0]))
     assert node.agent is not None
-    os.kill(node.agent.pid, signal.SIGKILL)  # the first process of its container, and so the agent
+    os.kill(node.agent.pid, signal.SIGKILL)
     node.agent.popen.wait()
     begun = job.training.iteration
     assert after(job, begun, 3)

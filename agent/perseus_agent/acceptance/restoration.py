@@ -120,6 +120,7 @@ class AgentProcesses:
             "socket": self._folder / "agent.sock",
             "grpc-address": f"unix:{self._folder / 'grpc.sock'}",
             "pod-resources-socket": self._folder / "no-kubelet.sock",
+            "keeper-socket": self._folder / "no-keeper.sock",
             "metrics-address": "",
         }
         self._run(["perseus_agent", "--insecure", *(f"--{name}={value}" for name, value in flags.items())])

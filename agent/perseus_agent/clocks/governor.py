@@ -51,6 +51,9 @@ HISTORY: Final = 1_024
 UNKNOWN: Final = 0
 """Stands for a clock that an earlier process of this agent locked."""
 
+UNWATCHED: Final = "no clock keeper watches the agent: default clocks until one does"
+"""Why no clock is written although the GPU would permit it."""
+
 _EXPLAINED: Final = ~EventReason.NONE
 """Any reason explains a clock below the requested one; no reason explains a clock above it."""
 
@@ -131,10 +134,23 @@ class Governor:
         self._releasing = None
         if self.lost or self.foreign:
             return
+        if self._journal.watch_expired:
+            self._controllable(Controllability.NO_PERMISSION, UNWATCHED)
+            return
         try:
             self._controllable(*self._device.controllability())
         except DeviceError as error:
             self._fail(error)
+
+    def check_keeper(self) -> float | None:
+        """Give the GPU back if no keeper has watched for too long, and permit its use when one does. Returns when to
+        ``pump``, if ever."""
+        if self._journal.watch_expired and self.controllability is Controllability.YES:
+            self._controllable(Controllability.NO_PERMISSION, UNWATCHED)
+            return self.pump()
+        if self.controllability_message == UNWATCHED and self._journal.watched:
+            self.engage()
+        return None
 
     def want(self, mhz: int | None) -> float | None:
         """Request a clock, MHz; None: none, the GPU rests. Returns when to ``pump`` again (monotonic seconds), if
@@ -284,6 +300,7 @@ class Governor:
     def _hold(self) -> None:
         self._journal.record_lock(self._uuid)
         self._held = True
+        self.controllability_message = ""  # it may say that this was refused
 
     def _finish_release(self) -> None:
         """Remove the GPU from the journal once it is back at its default clocks."""

@@ -387,6 +387,7 @@ class GpuWorker:
             log.debug("read-back failed: %s", error, extra={"gpu": self.uuid})
             return
         self.governor.observe(self.clock_mhz, reasons)
+        self._pump_s = self.governor.check_keeper() or self._pump_s
         for kind, active in self._slowdowns.read(reasons):
             self._notify(GpuNotice(kind, self.uuid, active, f"event reasons: {reasons.name or 'none'}"))
 

@@ -64,6 +64,12 @@ def decode_journal(data: bytes) -> JournalState:
 class OwedGpus(Protocol):
     """What learns of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
 
+    @property
+    def watched(self) -> bool: ...
+
+    @property
+    def watch_expired(self) -> bool: ...
+
     def owe(self, gpu_uuid: str) -> None: ...
 
     def settle(self, gpu_uuid: str) -> None: ...
@@ -112,6 +118,16 @@ class Journal:
     def locked(self) -> frozenset[str]:
         """GPUs that this agent may have locked."""
         return self._state.locked
+
+    @property
+    def watched(self) -> bool:
+        """Whether a keeper watches, which gives back what this agent leaves locked, or none is wanted."""
+        return self._owed is None or self._owed.watched
+
+    @property
+    def watch_expired(self) -> bool:
+        """Whether a keeper is wanted and none has watched for so long that every GPU must be given back."""
+        return self._owed is not None and self._owed.watch_expired
 
     def epoch(self, job_uid: str) -> int:
         """The highest epoch seen for a job; 0 if none was."""

@@ -1,1 +1,1 @@
-"""The clock keeper: the process that starts the agent, watches it, and gives back the GPUs that it leaves locked."""
+"""The clock keeper: a process of its own that watches the agent, and gives back the GPUs that it leaves locked."""

@@ -1,7 +1,7 @@
 """One agent per node: a lock beside the journal.
 
-The keeper takes it before it starts the agent, which inherits it. So the lock is free only when both are gone: a
-successor never meets a GPU that its predecessor's keeper is about to give back.
+The agent takes it and gives its keeper the descriptor, so the lock is free only when the agent has ended and its keeper
+has given back what it left locked: a successor never meets a GPU that is about to be reset.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from perseus_agent.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
-PREDECESSOR_WAIT_S: Final = 30.0
-"""How long to wait for an agent that is still stopping on this node."""
+PREDECESSOR_WAIT_S: Final = 60.0
+"""How long to wait for an agent that is still stopping on this node: longer than its drain and a keeper's patience."""
 _RETRY_S: Final = 0.1
 
 
@@ -43,7 +43,7 @@ def only_agent(journal: Path, stopped_within: Callable[[float], bool]) -> Iterat
                 yield lock.descriptor
                 return
             if attempt == 0:
-                log.warning("another agent holds %s: waiting for it to go", lock.path)
+                log.warning("another agent, or its keeper, holds %s: waiting for it to go", lock.path)
             if stopped_within(_RETRY_S):
                 yield None
                 return

@@ -1,35 +1,35 @@
-"""Starts the agent, watches it, and gives back every GPU that the agent leaves locked, whatever became of the agent.
+"""Watches one agent, and gives back every GPU that it leaves locked, whatever became of it.
 
-It is the first process of the agent's container: a container runtime kills what is left in a container when that one
-ends, and the kernel spares it when the container's memory is used up. It reads nothing but signals, the ledger and the
-agent's exit code: no socket, no file that a pod can write. It writes nothing but resets and, after these, the journal.
+It runs in a container of its own, so that nothing that ends the agent ends it too: no container runtime, no limit of
+memory. It reads nothing but the ledger and whether the agent's process has ended: no socket, no file that a pod can
+write. It writes nothing but resets and, after these, the journal.
 
     the agent ends, in whatever way ─┐
-    the agent is silent, owes a GPU ─┴► kill it ► reset each owed GPU, all at once ► the journal ► the agent's exit code
-    the keeper ends ► the kernel sends SIGTERM to the agent, which gives back what it has locked
+    the agent is silent, owes a GPU ─┴► kill it ► reset each owed GPU, all at once ► the journal ► the agent's lock
+    the keeper ends ► the agent goes on, and shows its ledger to the next keeper (``link``)
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
+import select
 import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.devices.base import Device, open_device_set
-from perseus_agent.errors import AgentError, DeviceError
-from perseus_agent.keeper.alone import only_agent
+from perseus_agent.errors import AgentError, DeviceError, DriverMismatch, SettingsError
 from perseus_agent.keeper.ledger import Ledger
+from perseus_agent.keeper.link import check_user, open_socket
 from perseus_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -38,87 +38,114 @@ TICK_S: Final = 0.05
 OVERDUE_TICKS: Final = 3
 """Turns of the keeper in which the agent must be overdue: where all processes wait for a processor, the keeper waits
 too, and gives the agent as many turns as it gets itself."""
+WATCHED_S: Final = 1.0
+"""How long the agent takes a keeper for alive that says nothing."""
+MESSAGE_S: Final = 1.0
+"""In this time a process that connects must have sent its message."""
 RETRY_S: Final = 0.02
+OPEN_RETRY_S: Final = 5.0
 PATIENCE_S: Final = 30.0
 """How long a reset that the driver refuses is tried; what is still locked then is in the journal."""
-SPARED: Final = 200
-"""By how much likelier the kernel ends the agent than the keeper, in thousandths of the memory."""
-_KEPT: Final = "PERSEUS_AGENT_KEPT_BY"
-_STOP: Final = frozenset({signal.SIGTERM, signal.SIGINT})
-_OOM: Final = Path("/proc/self/oom_score_adj")
-_PR_SET_PDEATHSIG: Final = 1
+
+
+def keep(settings: Settings, stop: threading.Event) -> None:
+    """Wait for an agent, watch it until it has ended, and give back what it has left locked.
+
+    Args:
+        settings: the agent's.
+        stop: set it to end the wait. An agent that is watched is watched to its end.
+
+    Raises:
+        SettingsError: the socket cannot be made.
+    """
+    with _listening(Path(settings.keeper_socket)) as listener:
+        log.info("waiting for an agent", extra={"socket": settings.keeper_socket})
+        while not stop.is_set():
+            if not select.select([listener], [], [], TICK_S)[0]:
+                continue
+            with contextlib.ExitStack() as opened:
+                try:
+                    agent = _accept(listener, opened)
+                except (OSError, ValueError) as error:
+                    log.warning("a process was refused: %s", error)
+                    continue
+                _keep(agent, settings)
+                return
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What the agent has from its keeper."""
-
+class _Agent:
+    pid: int
+    pidfd: int
+    """Names the process for good: no signal can reach another that gets its number."""
     ledger: Ledger
 
-
-def kept() -> Kept | None:
-    """In the agent: its ledger, once the kernel has promised to end this process with the keeper. None: this process
-    was not started by a keeper, and is to be one.
-    """
-    text = os.environ.pop(_KEPT, "")
-    if not text:
-        return None
-    ledger, keeper, oom = text.split(",")
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != int(keeper):  # it ended before the kernel knew
-        os.kill(os.getpid(), signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    with contextlib.suppress(OSError):
-        _OOM.write_text(oom)
-    return Kept(Ledger(int(ledger)))
+    def ended_within(self, seconds: float | None) -> bool:
+        return bool(select.select([self.pidfd], [], [], seconds)[0])
 
 
-def keep(settings: Settings, arguments: Sequence[str]) -> int:
-    """Run an agent with these arguments until it ends; its exit code.
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    with open_socket() as listener:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a predecessor's
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(8)
+        except OSError as error:
+            raise SettingsError(f"--keeper-socket: cannot listen on {path}: {error}") from error
+        yield listener
+
+
+def _accept(listener: socket.socket, opened: contextlib.ExitStack) -> _Agent:
+    """The agent that has connected; ``opened`` gets what must be closed in the end.
 
     Raises:
-        AgentError: see the class.
+        OSError: it is of another user, has ended, or sends nothing.
+        ValueError: what it has sent is no ledger.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
-    journal = Path(settings.journal)
-    with only_agent(journal, _stopped_within) as lock:
-        if lock is None:
-            return 0
-        oom = _survive_out_of_memory()
-        ledger = Ledger.create()
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "perseus_agent", *arguments],
-            pass_fds=(ledger.descriptor, lock),
-            env={**os.environ, _KEPT: f"{ledger.descriptor},{os.getpid()},{oom}"},
-        )
-        gpus = _Gpus(settings.devices)
-        _watch(agent, ledger, gpus)
-        if owed := ledger.owed():
-            began_s = time.monotonic()
-            restored = gpus.reset(owed)
-            log.warning(
-                "the agent ended with %d GPUs locked: %d given back in %.3f s",
-                len(owed),
-                len(restored),
-                time.monotonic() - began_s,
-            )
-            _write_journal(journal, boot_id(Path(settings.proc_root)), restored)
-    return agent.returncode if agent.returncode >= 0 else 128 - agent.returncode
+    connection = opened.enter_context(listener.accept()[0])
+    connection.settimeout(MESSAGE_S)
+    pid = check_user(connection)
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    for descriptor in descriptors:  # the second, the agent's lock, is only held
+        opened.callback(os.close, descriptor)
+    if len(descriptors) != 2:
+        raise ValueError(f"process {pid} has sent {len(descriptors)} descriptors instead of 2")
+    pidfd = os.pidfd_open(pid)
+    opened.callback(os.close, pidfd)
+    if select.select([connection], [], [], 0)[0]:  # it has ended: its number may be another's by now
+        raise ProcessLookupError(f"process {pid} has ended")
+    return _Agent(pid, pidfd, Ledger(descriptors[0]))
 
 
-def _watch(agent: subprocess.Popen[bytes], ledger: Ledger, gpus: _Gpus) -> None:
+def _keep(agent: _Agent, settings: Settings) -> None:
+    gpus = _Gpus(settings.devices)
+    log.info("watching an agent", extra={"pid": agent.pid})
+    _watch(agent, gpus)
+    if not (owed := agent.ledger.owed()):
+        log.info("the agent has ended, and no GPU is locked")
+        return
+    began_s = time.monotonic()
+    restored = gpus.reset(owed)
+    took_s = time.monotonic() - began_s
+    log.warning("the agent ended with %d GPUs locked: %d given back in %.3f s", len(owed), len(restored), took_s)
+    _write_journal(Path(settings.journal), boot_id(Path(settings.proc_root)), restored)
+
+
+def _watch(agent: _Agent, gpus: _Gpus) -> None:
     """Return when the agent has ended, by itself or because it was silent for too long."""
     overdue = 0
-    while agent.poll() is None:
-        if _stopped_within(TICK_S):
-            agent.send_signal(signal.SIGTERM)
-        if ledger.serving:
-            gpus.open()
-        overdue = overdue + 1 if ledger.overdue else 0
+    while not agent.ended_within(TICK_S):
+        if gpus.open():
+            agent.ledger.watched_for(WATCHED_S)
+        overdue = overdue + 1 if agent.ledger.overdue else 0
         if overdue >= OVERDUE_TICKS:
-            log.error("the agent is silent and GPUs are locked: ending it")
-            agent.kill()  # first: what does not run cannot lock again
-            agent.wait()
+            log.error("the agent is silent and GPUs are locked: ending it", extra={"pid": agent.pid})
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)
+            agent.ended_within(None)  # first: what does not run cannot lock again
 
 
 class _Gpus:
@@ -126,19 +153,21 @@ class _Gpus:
 
     def __init__(self, choice: str) -> None:
         self._choice = choice
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, Device] | None = None
         self._opening: threading.Thread | None = None
 
-    def open(self) -> None:
-        """Open them in the background, once."""
+    def open(self) -> bool:
+        """Open them in the background; whether they are open."""
         if self._opening is None:
             self._opening = threading.Thread(target=self._open, name="devices", daemon=True)
             self._opening.start()
+        return self._devices is not None
 
     def reset(self, uuids: Iterable[str]) -> list[str]:
         """Reset GPUs, each in a thread of its own, so that one whose driver hangs delays no other. Returns those that
         are back at their default clocks.
         """
+        self.open()
         deadline_s = time.monotonic() + PATIENCE_S
         done: list[str] = []
         threads = [threading.Thread(target=self._reset, args=(uuid, deadline_s, done), daemon=True) for uuid in uuids]
@@ -152,27 +181,27 @@ class _Gpus:
         error: object = "the driver does not show it"
         while time.monotonic() < deadline_s:
             try:
-                if uuid in self._opened():
+                if self._devices and uuid in self._devices:
                     self._devices[uuid].reset_clocks()
                     done.append(uuid)
                     return
+            except DriverMismatch as replaced:  # only a new process can: the next agent
+                error = replaced
+                break
             except DeviceError as refused:
                 error = refused
             time.sleep(RETRY_S)
         log.error("not given back, the journal lists it: %s", error, extra={"gpu": uuid})
 
-    def _opened(self) -> Mapping[str, Device]:
-        self.open()
-        assert self._opening is not None
-        self._opening.join()
-        return self._devices
-
     def _open(self) -> None:
-        try:
-            devices = open_device_set(self._choice).devices
-            self._devices = {device.identity.uuid: device for device in devices}
-        except AgentError as error:
-            log.error("the keeper cannot open the GPUs: %s", error)
+        while True:
+            try:
+                devices = open_device_set(self._choice).devices
+                self._devices = {device.identity.uuid: device for device in devices}
+                return
+            except AgentError as error:
+                log.warning("the keeper cannot open the GPUs, retrying in %g s: %s", OPEN_RETRY_S, error)
+                time.sleep(OPEN_RETRY_S)
 
 
 def _write_journal(path: Path, boot: str, restored: Iterable[str]) -> None:
@@ -181,25 +210,3 @@ def _write_journal(path: Path, boot: str, restored: Iterable[str]) -> None:
         journal, _ = Journal.open(path, boot)
         for uuid in restored:
             journal.record_reset(uuid)
-
-
-def _stopped_within(seconds: float) -> bool:
-    """Wait so long, or until a child ends; whether a signal has come that asks to stop."""
-    # What it returns is not looked at: after SIGSTOP and SIGCONT, CPython 3.11 returns a signal that never came.
-    signal.sigtimedwait({signal.SIGCHLD}, seconds)
-    asked = signal.sigpending() & _STOP
-    if asked:
-        signal.sigwait(asked)
-    return bool(asked)
-
-
-def _survive_out_of_memory() -> str:
-    """Let the kernel end the agent before this process when memory is used up; the value that the agent is to take.
-
-    To lower one's own value takes a capability that the container does not have; to raise the agent's takes none.
-    """
-    try:
-        before = int(_OOM.read_text())
-    except (OSError, ValueError):
-        return "0"
-    return str(min(before + SPARED, 1000))

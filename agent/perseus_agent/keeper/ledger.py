@@ -1,10 +1,12 @@
-"""The memory that agent and keeper share: which GPUs must be given back, and until when the agent counts as alive.
+"""The memory that agent and keeper share: which GPUs must be given back, and until when each counts as alive.
 
-    word 0    alive until, nanoseconds of CLOCK_MONOTONIC; 0: the agent does not serve yet     agent
-    then      SLOTS entries: one byte that says "owed", 127 bytes of UUID, padded with zeros   agent
+    word 0    the agent is alive until, nanoseconds of CLOCK_MONOTONIC; 0: it does not serve yet     agent
+    word 1    a keeper watches until                                            keeper; agent, when the keeper has ended
+    then      SLOTS entries: one byte that says "owed", 127 bytes of UUID, padded with zeros         agent
 
-The agent writes, the keeper reads. An entry's UUID is there before its byte is set, so whatever moment the agent dies
-at, a GPU that it may have locked is named. The memory outlives the agent, needs no disk, and costs a store.
+An entry's UUID is there before its byte is set, so whatever moment the agent dies at, a GPU that it may have locked is
+named. The agent makes the memory and shows it to each keeper that it finds: it outlives either, needs no disk, and
+costs a store.
 """
 
 from __future__ import annotations
@@ -17,33 +19,48 @@ import time
 from typing import Final
 
 SLOTS: Final = 256
+UNWATCHED_S: Final = 60.0
+"""How long an agent may go on without a keeper: a kubelet starts one again at once, and after 10 s, 20 s and 40 s if it
+ends again and again."""
 _SLOT_BYTES: Final = 128
-_HEAD: Final = struct.Struct("<Q")
-_BYTES: Final = _HEAD.size + SLOTS * _SLOT_BYTES
+_WORD: Final = struct.Struct("<Q")
+_ALIVE, _WATCHED, _ENTRIES = 0, _WORD.size, 2 * _WORD.size
+_BYTES: Final = _ENTRIES + SLOTS * _SLOT_BYTES
 
 
 class Ledger:
     """A view of the memory, of the agent or of the keeper."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map the memory behind a descriptor, which stays the caller's."""
+        """Map the memory behind a descriptor, which stays the caller's.
+
+        Raises:
+            ValueError: it is too short.
+            OSError: it cannot be mapped.
+        """
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, _BYTES)
         self._lock = threading.Lock()
 
     @classmethod
     def create(cls) -> Ledger:
-        """A new, empty one."""
+        """A new, empty one. No keeper watches yet."""
         descriptor = os.memfd_create("perseus-owed-gpus", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _BYTES)
-        return cls(descriptor)
+        ledger = cls(descriptor)
+        ledger.watched_for(0.0)
+        return ledger
+
+    # ------------------------------------------------------------------------------------------- GPUs
 
     def owe(self, gpu_uuid: str) -> None:
         """Note a GPU, before its first lock.
 
         Raises:
-            ValueError: there is no room for it: it must not be locked.
+            ValueError: no keeper watches, or there is no room for it: it must not be locked.
         """
+        if not self.watched:
+            raise ValueError(f"{gpu_uuid}: no clock keeper watches the agent")
         name = gpu_uuid.encode()
         with self._lock:
             names = self._names()
@@ -64,26 +81,44 @@ class Ledger:
     def owed(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that the agent may have locked."""
         names = enumerate(self._names())
-        return tuple(name.decode() for slot, name in names if self._map[_offset(slot)])
+        return tuple(name.decode(errors="replace") for slot, name in names if self._map[_offset(slot)])
+
+    # ------------------------------------------------------------------------------------------- agent and keeper
 
     def alive_for(self, seconds: float) -> None:
         """The agent is alive, and has until then to say so again."""
-        self._map[: _HEAD.size] = _HEAD.pack(time.monotonic_ns() + int(seconds * 1e9))
+        self._set(_ALIVE, seconds)
 
     @property
     def serving(self) -> bool:
         """Whether the agent has begun to serve."""
-        return self._deadline_ns > 0
+        return self._get(_ALIVE) > 0
 
     @property
     def overdue(self) -> bool:
         """Whether the agent owes a GPU and should have said by now that it is alive."""
-        return self.serving and time.monotonic_ns() > self._deadline_ns and bool(self.owed())
+        return self.serving and time.monotonic_ns() > self._get(_ALIVE) and bool(self.owed())
+
+    def watched_for(self, seconds: float) -> None:
+        """A keeper watches, and has until then to say so again; 0: it has ended."""
+        self._set(_WATCHED, seconds)
 
     @property
-    def _deadline_ns(self) -> int:
-        deadline: int = _HEAD.unpack_from(self._map)[0]
-        return deadline
+    def watched(self) -> bool:
+        """Whether a keeper watches."""
+        return time.monotonic_ns() < self._get(_WATCHED)
+
+    @property
+    def watch_expired(self) -> bool:
+        """Whether none has for so long that the agent must give every GPU back."""
+        return time.monotonic_ns() > self._get(_WATCHED) + int(UNWATCHED_S * 1e9)
+
+    def _get(self, offset: int) -> int:
+        word: int = _WORD.unpack_from(self._map, offset)[0]
+        return word
+
+    def _set(self, offset: int, seconds: float) -> None:
+        self._map[offset : offset + _WORD.size] = _WORD.pack(time.monotonic_ns() + int(seconds * 1e9))
 
     def _names(self) -> list[bytes]:
         slots = (self._map[_offset(slot) + 1 : _offset(slot) + _SLOT_BYTES] for slot in range(SLOTS))
@@ -91,4 +126,4 @@ class Ledger:
 
 
 def _offset(slot: int) -> int:
-    return _HEAD.size + slot * _SLOT_BYTES
+    return _ENTRIES + slot * _SLOT_BYTES

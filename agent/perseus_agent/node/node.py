@@ -116,6 +116,11 @@ class Node:
         return any(worker.governor.driver_replaced for worker in self.workers.values())
 
     @property
+    def watched(self) -> bool:
+        """Whether a clock keeper watches the agent."""
+        return self._journal.watched
+
+    @property
     def draining(self) -> bool:
         """Whether the agent is stopping."""
         return self._draining.is_set()

@@ -55,9 +55,17 @@ class Peer:
     closes it. None on kernels before 6.5."""
 
 
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a connected Unix socket."""
+    pid, user_id, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, user_id
+
+
 def peer_pid(connection: socket.socket) -> int:
     """The process at the other end of a connected Unix socket; 0: it is outside the agent's pid namespace."""
-    return _credentials(connection)[0]
+    return peer_credentials(connection)[0]
 
 
 def identify_peer(connection: socket.socket, proc_root: Path = Path("/proc")) -> Peer:
@@ -67,7 +75,7 @@ def identify_peer(connection: socket.socket, proc_root: Path = Path("/proc")) ->
         PeerRefused: it is in no pod, in more than one, or gone.
         PeerUnknown: /proc cannot be read now.
     """
-    pid, user_id = _credentials(connection)
+    pid, user_id = peer_credentials(connection)
     if pid == 0:
         raise PeerRefused("the process is outside the agent's pid namespace: the agent needs hostPID: true")
     pidfd = _peer_pidfd(connection)
@@ -113,14 +121,6 @@ def parse_cgroup(text: str) -> PodProcess:
     if len(pods) > 1 or len(containers) > 1:
         raise PeerRefused("the process is in more than one pod or container")
     return PodProcess(pods.pop(), containers.pop() if containers else None)
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int]:
-    """Process and user."""
-    pid, user_id, _ = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return pid, user_id
 
 
 def _peer_pidfd(connection: socket.socket) -> int | None:

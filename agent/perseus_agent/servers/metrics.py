@@ -71,6 +71,12 @@ _RANK: Final = (*_GPU, "job_namespace", "job_name", "dp", "stage", "tp")
 SERIES: Final = (
     Series("perseus_agent_build_info", "info", "Version of the agent and of the GPU driver it meets.", _NODE),
     Series(
+        "perseus_agent_keeper_watches",
+        "gauge",
+        "1 while a clock keeper watches the agent; without one no further GPU is locked, and after a minute none is.",
+        _NODE,
+    ),
+    Series(
         "perseus_node_gpus",
         "gauge",
         "GPUs by whether their clocks may be set: yes, why not, or unknown while no job has asked for them.",
@@ -228,6 +234,7 @@ class NodeCollector(Collector):
         workers = [*self._node.workers.values()]
         governors = [worker.governor for worker in workers]
         states = [_state(worker) for worker in workers]
+        yield "perseus_agent_keeper_watches", (), self._node.watched
         for state in STATES:
             yield "perseus_node_gpus", (state,), states.count(state)
         locked = {worker.uuid for worker in workers if worker.governor.applied is not None}

@@ -191,7 +191,7 @@ class SimulatedCluster:
         driver: str = "",
         agent_arguments: Sequence[str] = (),
     ) -> SimulatedNode:
-        """A node with GPUs of one model, a kubelet and a running agent.
+        """A node with GPUs of one model, a kubelet, and a running agent with its clock keeper.
 
         Args:
             name: of the node.
@@ -220,8 +220,20 @@ class SimulatedCluster:
         self.nodes[name] = node
         node.kubelet.start()
         self.core.create_node({"metadata": {"name": name}, "spec": {}})
+        self.processes.start(f"keeper-{node.name}", self._agent_command(node, "keep"))
         self.start_agent(node, *agent_arguments)
         return node
+
+    def _agent_command(self, node: SimulatedNode, *subcommand: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "perseus_agent", *subcommand, *self._tls_flags("perseus-agent")),
+            *("--node-name", node.name),
+            *("--devices", f"perseus_sim.gpus.devices:open_devices:{node.folder / 'gpus'}"),
+            *("--socket", str(node.socket), "--journal", str(node.folder / "journal.json")),
+            *("--keeper-socket", str(node.folder / "keeper.sock")),
+            *("--grpc-address", node.grpc_address, "--metrics-address", node.metrics_address),
+            *("--proc-root", str(node.kubelet.proc_root), "--pod-resources-socket", str(node.kubelet.socket)),
+        ]
 
     def start_agent(self, node: SimulatedNode, *arguments: str) -> Child:
         """Start a node's agent, and show its pod in the API; again after it has ended, at the same address."""
@@ -229,15 +241,7 @@ class SimulatedCluster:
         ready.unlink(missing_ok=True)
         node.agent = self.processes.start(
             f"agent-{node.name}",
-            [
-                *(sys.executable, "-m", "perseus_agent", *self._tls_flags("perseus-agent")),
-                *("--node-name", node.name),
-                *("--devices", f"perseus_sim.gpus.devices:open_devices:{node.folder / 'gpus'}"),
-                *("--socket", str(node.socket), "--journal", str(node.folder / "journal.json")),
-                *("--grpc-address", node.grpc_address, "--metrics-address", node.metrics_address),
-                *("--proc-root", str(node.kubelet.proc_root), "--pod-resources-socket", str(node.kubelet.socket)),
-                *("--ready-file", str(ready), *_AGENT_FLAGS, *arguments),
-            ],
+            [*self._agent_command(node), "--ready-file", str(ready), *_AGENT_FLAGS, *arguments],
         )
         node.agent.wait_until(ready.exists)
         addresses = json.loads(ready.read_text())

@@ -15,6 +15,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.errors import DeviceBusy, InvalidRequest, KubeletUnavailable
+from perseus_agent.keeper.ledger import UNWATCHED_S, Ledger
 from perseus_agent.node.leases import LeaseClock, LeasedGpu, LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation, Undrivable
@@ -27,7 +28,9 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.gpus = [RecordingGpu(gpu_uuid(number)) for number in range(4)]
-        self.journal, _ = Journal.open(folder / "journal", "boot")
+        self.ledger = Ledger.create()
+        self.ledger.watched_for(3600)
+        self.journal, _ = Journal.open(folder / "journal", "boot", self.ledger)
         self.given: dict[str, Allocation | None] = {
             "pod-0": Allocation((gpu_uuid(0), gpu_uuid(1)), {}),
             "pod-1": Allocation((gpu_uuid(2),), {}),
@@ -190,3 +193,13 @@ def test_another_job_of_the_same_pods_ends_what_stays(bench: Bench) -> None:
     wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
     bench.lease(600, "pod-1", job="other")
     bench.wait_locked(None, None, 600, None)
+
+
+def test_gpus_at_rest_go_back_to_default_clocks_too_when_no_keeper_watches(bench: Bench) -> None:
+    bench.lease(900)
+    bench.wait_locked(900, 900, 900, None)
+    bench.ledger.watched_for(-UNWATCHED_S - 1)
+    bench.wait_locked(None, None, None, None)
+    wait_for(lambda: all("no clock keeper" in gpu.message for gpu in bench.reported), "the lease says why")
+    bench.ledger.watched_for(3600)
+    bench.wait_locked(900, 900, 900, None)
