@@ -153,18 +153,9 @@ def deployable_frontier(
     found = _Expected.of(rehearsal, confidence)
     if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
         for wanted_s in wanted:
-            best = _best_within(found, wanted_s)
+            search = Refinement(executor, hardware, wanted_s, confidence)
             least_j = float(deadline_bound(problem, planner.bounds, np.array([wanted_s]))[0])
-            for late in _LATE:
-                start = _best_within(found, (1 + late) * wanted_s)
-                search = Refinement(executor, hardware, wanted_s, confidence)
-                plans = search.plans(candidates.frequencies_mhz[start], seed + start)
-                if len(plans):
-                    rehearsal = rehearse(executor, plans, hardware, samples=SAMPLES_REFINED, seed=seed)
-                    found = found.and_of(_Expected.of(rehearsal, confidence))
-                    candidates = candidates.and_finest(plans)
-                if _best_within(found, wanted_s) != best or found.energy_j[best] < (1 + _CLOSE) * least_j:
-                    break
+            candidates, found = _searched(search, candidates, found, least_j, seed)
     return _frontier_of(
         executor, planner.bounds, candidates, found, confidence=confidence, points=points, wanted_s=wanted
     )
@@ -296,6 +287,26 @@ def _worth_their_changes(energy_j: Floats, effective_j: Floats, grains: Sequence
             coarser_j = np.minimum.accumulate(np.where(coarseness > level, own_j, np.inf))
             worth &= (coarseness != level) | (alone != of_job) | (own_j < coarser_j - _WORTH * energy_j)
     return np.flatnonzero(worth)
+
+
+def _searched(
+    search: Refinement, candidates: _Candidates, found: _Expected, least_j: float, seed: int
+) -> tuple[_Candidates, _Expected]:
+    """Return the plans with those that a search finds, from one start after the other until one of them is better in
+    time; ``least_j`` is proven of all that are.
+    """
+    wanted_s = search.wanted_s
+    best = _best_within(found, wanted_s)
+    for late in _LATE:
+        start = _best_within(found, (1 + late) * wanted_s)
+        plans = search.plans(candidates.frequencies_mhz[start], seed + start)
+        if len(plans):
+            rehearsal = rehearse(search.executor, plans, search.hardware, samples=SAMPLES_REFINED, seed=seed)
+            found = found.and_of(_Expected.of(rehearsal, search.confidence))
+            candidates = candidates.and_finest(plans)
+        if _best_within(found, wanted_s) != best or found.energy_j[best] < (1 + _CLOSE) * least_j:
+            break
+    return candidates, found
 
 
 def _best_within(found: _Expected, wanted_s: float) -> int:
