@@ -65,8 +65,7 @@ class UntouchedGpu:
         latency_s = self._random.lognormvariate(0, self._latency.sigma) * self._latency.p50_s
         with self._lock:
             change = Change(began_us + round(1e6 * latency_s), mhz)
-            # What was asked for before and is not in effect yet never will be.
-            self._changes = [before for before in self._changes if before.effect_us < change.effect_us] + [change]
+            self._changes = effects([*self._changes, change])
             with self._calls.open("a") as file:
                 file.write(json.dumps(change) + "\n")
         time.sleep(self._latency.call_s)
@@ -79,8 +78,8 @@ def in_effect(changes: Sequence[Change], at_us: float) -> int | None:
 
 
 def effects(asked: Sequence[Change]) -> list[Change]:
-    """Of changes in the order in which they were asked for, those that come into effect, in the order in which they
-    do."""
+    """Of changes in the order in which they were asked for, those that come into effect, in the order in which they do:
+    what a later one overtakes never does."""
     found: list[Change] = []
     for change in asked:
         while found and found[-1].effect_us >= change.effect_us:

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from tests.doubles.agent_commander import AgentCommander
 
+from perseus_agent.devices.nvml import NvmlDevices
+from perseus_agent.errors import DeviceError
 from perseus_proto.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
@@ -45,6 +47,18 @@ def python() -> Path:
     if not found.exists():
         pytest.skip(f"no training frameworks at {found}: make test-frameworks installs them")
     return found
+
+
+@pytest.fixture
+def real_uuid() -> str:
+    """The GPU that torch calls the first."""
+    try:
+        devices = NvmlDevices(privileged=lambda: False)
+    except DeviceError as error:
+        pytest.skip(f"no NVIDIA driver: {error}")
+    uuid = devices.devices[0].identity.uuid
+    devices.close()
+    return uuid
 
 
 @pytest.fixture(scope="session")

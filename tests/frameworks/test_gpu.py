@@ -27,7 +27,6 @@ from tests.frameworks.gpu_agent import AgentEnd
 from perseus_agent.acceptance.command import REFUSED
 from perseus_agent.acceptance.cuda import CudaWorkload
 from perseus_agent.devices.nvml import NvmlDevices, may_write
-from perseus_agent.errors import DeviceError
 from perseus_proto import hello as wire
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
@@ -75,18 +74,6 @@ def test_instructions_are_timed_on_the_gpu_without_waiting_for_it(
     assert len(late_us) >= 3
     assert min(late_us) >= 0
     assert max(late_us) < tolerance_us
-
-
-@pytest.fixture
-def real_uuid() -> str:
-    """The GPU that torch calls the first."""
-    try:
-        devices = NvmlDevices(privileged=lambda: False)
-    except DeviceError as error:
-        pytest.skip(f"no NVIDIA driver: {error}")
-    uuid = devices.devices[0].identity.uuid
-    devices.close()
-    return uuid
 
 
 @pytest.mark.usefixtures("gpu")

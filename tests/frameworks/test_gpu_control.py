@@ -21,8 +21,6 @@ import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, plan_set_of, pod_uid, wait_for
 from tests.doubles.untouched_gpu import Change, effects, in_effect, read_changes
 
-from perseus_agent.devices.nvml import NvmlDevices
-from perseus_agent.errors import DeviceError
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
@@ -71,16 +69,10 @@ class Share(NamedTuple):
     ],
 )
 def test_clocks_would_be_as_planned_when_the_gpu_computes(
-    python: Path, tmp_path: Path, plan: str, latency: str, layers: int
+    python: Path, real_uuid: str, tmp_path: Path, plan: str, latency: str, layers: int
 ) -> None:
     """Beside them: a control that sets each clock when the host marks that the instruction before has ended."""
-    try:
-        devices = NvmlDevices(privileged=lambda: False)
-    except DeviceError as error:
-        pytest.skip(f"no NVIDIA driver: {error}")
-    uuid = devices.devices[0].identity.uuid
-    devices.close()
-    said = _train(python, tmp_path, uuid, PLANS[plan], LATENCIES_S[latency], layers)
+    said = _train(python, tmp_path, real_uuid, PLANS[plan], LATENCIES_S[latency], layers)
     launched_us, spans_us = said["launched_us"], said["spans_us"]
     clocks = PLANS[plan] * STEPS
     first = LEARNT * len(SCHEDULE)
@@ -91,7 +83,7 @@ def test_clocks_would_be_as_planned_when_the_gpu_computes(
         )
         for kind in ("forward", "backward")
     }
-    ours = effects(read_changes(tmp_path / "gpu", uuid))
+    ours = effects(read_changes(tmp_path / "gpu", real_uuid))
     by_host = effects(_by_host_marks(launched_us, clocks, LATENCIES_S[latency]))
     share, of_host = (_share(changes, spans_us[first:], clocks[first:]) for changes in (ours, by_host))
     changes = sum(spans_us[first][0] < change.effect_us for change in ours)
