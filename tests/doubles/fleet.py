@@ -33,7 +33,7 @@ from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
 
-KEEPER_INTERVAL_S: Final = 0.1
+TIMER_INTERVAL_S: Final = 0.1
 _MOST_EVENTS: Final = 1_000
 """Kept for a reader that does not read; then the oldest are dropped and counted, as by the real agent."""
 _OPTIONS: Final = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20))
@@ -300,7 +300,7 @@ class LightAgent(stubs.AgentServicer):
             while True:
                 batch = await reader.take()
                 while self.faults.partitioned:
-                    await asyncio.sleep(KEEPER_INTERVAL_S)
+                    await asyncio.sleep(TIMER_INTERVAL_S)
                 yield self.faults.rewrite(batch)
         finally:
             if reader in readers:
@@ -310,7 +310,7 @@ class LightAgent(stubs.AgentServicer):
 
     async def _answer(self, context: Any, act: Callable[[], Any]) -> Any:
         while self.faults.partitioned:  # the caller's deadline ends this
-            await asyncio.sleep(KEEPER_INTERVAL_S)
+            await asyncio.sleep(TIMER_INTERVAL_S)
         if self.faults.delay_s:
             await asyncio.sleep(self.faults.delay_s)
         try:
@@ -379,7 +379,7 @@ class Fleet:
     """The agents and the jobs that run on their nodes. Use as a context, on the event loop that it shall run on."""
 
     def __init__(
-        self, *, iteration_s: float | None = None, tls: Path | None = None, keeper_s: float = KEEPER_INTERVAL_S
+        self, *, iteration_s: float | None = None, tls: Path | None = None, keeper_s: float = TIMER_INTERVAL_S
     ) -> None:
         """``iteration_s``: wall time of an iteration; None: only when ``step`` is called. ``tls``: a folder with
         ca.crt, perseus-agent.crt and .key; None: without TLS. ``keeper_s``: how often agents look for leases that have

@@ -2,7 +2,7 @@
 here.
 
 One lock guards the tables. Nothing that may block (kubelet, devices, sockets) is done under it: the GPUs' workers only
-get commands. Two threads belong to the node: the keeper (leases that run out, driver calls that hang) and the binder
+get commands. Two threads belong to the node: the timer (leases that run out, driver calls that hang) and the binder
 (which queries the kubelet).
 """
 
@@ -31,7 +31,7 @@ from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
 
-KEEPER_INTERVAL_S: Final = 0.1
+TIMER_INTERVAL_S: Final = 0.1
 BINDER_RETRY_S: Final = 1.0
 RELEASE_WAIT_S: Final = 2.0
 """How long a release waits for the GPUs before it answers; resets are tried without an end."""
@@ -50,7 +50,7 @@ class Node:
         *,
         kept: Callable[[], None] = lambda: None,
     ) -> None:
-        """``kept`` is called each time the leases have been looked through: about every ``KEEPER_INTERVAL_S``."""
+        """``kept`` is called each time the leases have been looked through: about every ``TIMER_INTERVAL_S``."""
         self.driver_version = devices.driver_version
         turns = CallTurns(lambda uuid: self.workers[uuid].wake())
         self.workers = {
@@ -71,7 +71,7 @@ class Node:
         self._kept_s = time.monotonic()
         self._clocks = {clock for device in devices.devices for clock in device.identity.supported_clocks_mhz}
         self._threads = [
-            threading.Thread(target=self._keep, name="keeper", daemon=True),
+            threading.Thread(target=self._time, name="timer", daemon=True),
             threading.Thread(target=self._bind, name="binder", daemon=True),
         ]
 
@@ -106,7 +106,7 @@ class Node:
     @property
     def progressing(self) -> bool:
         """Whether the node's threads make progress; a GPU that is known to be lost is not counted."""
-        return time.monotonic() - self._kept_s < 50 * KEEPER_INTERVAL_S and all(
+        return time.monotonic() - self._kept_s < 50 * TIMER_INTERVAL_S and all(
             worker.progressing for worker in self.workers.values()
         )
 
@@ -395,9 +395,9 @@ class Node:
             except Exception:
                 log.exception("the clocks of leases are not up to date")
 
-    def _keep(self) -> None:
-        """The keeper's thread: end leases that have run out, and find driver calls that hang."""
-        while not self._draining.wait(KEEPER_INTERVAL_S):
+    def _time(self) -> None:
+        """The timer: end leases that have run out, and find driver calls that hang."""
+        while not self._draining.wait(TIMER_INTERVAL_S):
             try:
                 with self._lock:
                     self._expire()
@@ -405,7 +405,7 @@ class Node:
                     worker.check_hang()
                 self._kept()
             except Exception:
-                log.exception("keeper failed")
+                log.exception("the timer failed")
             self._kept_s = time.monotonic()
 
 
