@@ -40,7 +40,7 @@ from perseus_operator.planning.comparisons import BeginComparison, EndComparison
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Adopt, AwaitRenewal, NodeCommand, Renew, Select
+from perseus_operator.planning.node_actions import AwaitRenewal, NodeCommand, Renew, Select
 from perseus_operator.planning.planner import Action, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
@@ -243,6 +243,9 @@ class JobRunner:
         self._take_shape()
         with services.metrics.reconcile_seconds.time():
             decision = decide(self.state, now, services.limits)
+            if decision.adopt:  # decided again, for what is reported must be of one frontier
+                self._frontier.adopt()
+                decision = decide(self.state, now, services.limits)
             self._bound_us = decision.bound_us or math.inf
             self.state.guard_updated(decision.guard)
             self.state.hardware_adopted(decision.hardware)
@@ -282,9 +285,6 @@ class JobRunner:
             state.calibration.run_started()
             work = self._calibrator.calibrate(self._inputs.request(), self._inputs.profile)
             self._spawn(work, self._trace.step("calibrate"))
-        elif isinstance(action, Adopt):
-            self._frontier.adopt()
-            self._wake.now()
         elif isinstance(action, BeginComparison | ResumePlan | EndComparison):
             state.comparisons.decided(action, iteration=state.furthest_iteration)
             self._wake.now()

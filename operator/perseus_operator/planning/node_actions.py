@@ -60,11 +60,6 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Adopt:
-    """Follow the coming frontier: every agent has its plans."""
-
-
-@dataclass(frozen=True)
 class Select:
     """Choose a point for some pipelines."""
 

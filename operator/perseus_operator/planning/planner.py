@@ -24,7 +24,7 @@ from perseus_operator.planning.fixed_clock import clock_intent
 from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
-from perseus_operator.planning.node_actions import Adopt, Intent, NodeAction, is_applied, may_adopt, next_actions
+from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, may_adopt, next_actions
 from perseus_operator.planning.objective import Infeasible, PipelineSpread, Target, select_points
 from perseus_operator.planning.power_allocation import Share, replicas_of
 from perseus_operator.planning.profile_planner import (
@@ -55,7 +55,7 @@ _AT_DEFAULT = (Reason.MEASURING_BASELINE, Reason.CANARY, Reason.OBJECTIVE_INFEAS
 """A budget reserves what a job draws at default clocks that waits for these."""
 
 
-Action = InputAction | ProfilingAction | Adopt | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
+Action = InputAction | ProfilingAction | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,8 @@ class Decision:
 
     Attributes:
         actions: to be started now, concurrently.
+        adopt: the coming frontier is to be in force, for every agent that answers has its plans. The rest of the decision
+            is for the one in force until then.
         wanted: point of every pipeline, by dp; empty: there is no plan to enforce (yet).
         waiting: why ``wanted`` is empty or not in force.
         applied: every agent holds ``wanted``.
@@ -83,6 +85,7 @@ class Decision:
     """
 
     actions: tuple[Action, ...] = ()
+    adopt: bool = False
     wanted: Mapping[int, int] = field(default_factory=dict)
     waiting: Explanation | None = None
     applied: bool = False
@@ -175,12 +178,12 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         actions=(
             *inputs,
             *(profiling.actions if profiling else ()),
-            *((Adopt(),) if adopt else ()),
             *(action for action, _ in nodes if action is not None),
             *((comparison,) if comparison else ()),
             *((canary.action,) if canary and canary.action else ()),
             *deletions,
         ),
+        adopt=adopt,
         wanted=wanted,
         waiting=waiting,
         applied=applied,

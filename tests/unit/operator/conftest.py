@@ -27,7 +27,7 @@ from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.node_actions import Acquire, Adopt, Push, Release, Renew, Select
+from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.planner import Decision, decide
@@ -124,6 +124,9 @@ class Job:
     def act(self) -> Decision:
         """Decide once and let every agent do what it is asked."""
         made = self.decide()
+        if made.adopt:
+            self.state.frontier_adopted()
+            made = self.decide()
         self.state.guard_updated(made.guard)
         for action in made.actions:
             if isinstance(action, ReadInputs):
@@ -131,9 +134,6 @@ class Job:
                 continue
             if isinstance(action, BeginComparison | ResumePlan | EndComparison):
                 self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)
-                continue
-            if isinstance(action, Adopt):
-                self.state.frontier_adopted()
                 continue
             if isinstance(action, JudgeCanary):
                 self.state.canary_judged(action.verdict)
