@@ -146,6 +146,24 @@ def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Pro
 
 
 @LAW
+@given(problems(), st.floats(0.0, 0.3), st.integers(1, 40), st.integers(1, 1000), st.integers(1, 10))
+def test_more_pipelines_take_no_less_and_a_higher_confidence_takes_no_less(
+    problem: Problem, p50_s: float, samples: int, pipelines: int, more: int
+) -> None:
+    fewer = replace(hardware(p50_s, 3 * p50_s), noise=0.01, pipelines=pipelines)
+    few, many = (
+        rehearse(problem, plans_of(problem), job, samples=samples)
+        for job in (fewer, replace(fewer, pipelines=pipelines + more))
+    )
+    tolerance = 1 + 1e-12
+    for confidence in (0.05, 0.5, 0.9, 0.95, 0.999):
+        assert (few.time_kept_s(confidence) <= many.time_kept_s(confidence) * tolerance).all()
+        assert (few.time_kept_s(confidence) <= few.time_kept_s(min(confidence + 0.04, 0.9999)) * tolerance).all()
+    assert (few.mean_energy_j <= many.mean_energy_j * tolerance).all()
+    assert (few.time_kept_s(0.95) >= np.quantile(few.time_s, 0.95, axis=1) / tolerance).all()
+
+
+@LAW
 @given(problems(), st.floats(0.01, 0.3))
 def test_plans_are_compared_under_equal_luck(problem: Problem, p50_s: float) -> None:
     """A plan's figures do not depend on the plans beside it, nor do runs with the same seed differ."""

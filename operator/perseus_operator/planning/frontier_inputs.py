@@ -7,7 +7,7 @@ plans in force stay.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
@@ -63,7 +63,8 @@ def hardware_for(state: JobState, spec: JobSpec) -> Hardware | None:
         marks=state.evidence.marks,
         noise=progress.noise,
     )
-    return next_hardware(progress.in_use, found)
+    hardware = next_hardware(progress.in_use, found)
+    return hardware and replace(hardware, pipelines=shape.data_parallel)
 
 
 def inputs_digest(

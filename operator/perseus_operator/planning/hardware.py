@@ -77,6 +77,7 @@ class Hardware:
         gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
         marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
         noise_ppm: relative standard deviation of an instruction's duration, parts per million.
+        pipelines: of the job, each of which waits for the slowest.
         basis, source: where the latency comes from, as a word and as a clause.
     """
 
@@ -87,6 +88,7 @@ class Hardware:
     gpus_per_lock: int = 1
     marks: MarkSource | None = None
     noise_ppm: int = round(1e6 * DEFAULT_NOISE)
+    pipelines: int = 1
     basis: Basis = Basis.ASSUMED
     source: str = ""
 
@@ -104,6 +106,7 @@ class Hardware:
             "marks": _MARKS[self.marks or MarkSource.GPU],
             "gpus_per_lock": self.gpus_per_lock,
             "noise": self.noise_ppm / 1e6,
+            "pipelines": self.pipelines,
         }
         return json.dumps(document, sort_keys=True)
 
@@ -189,7 +192,9 @@ def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatu
 
 
 def hardware_from_status(status: object) -> Hardware | None:
-    """The hardware that an earlier operator planned with; None: it stored none, or none that can be read."""
+    """The hardware that an earlier operator planned with, but for the pipelines, which the spec says; None: it stored
+    none, or none that can be read.
+    """
     try:
         known = parse(HardwareStatus, status, "status.hardware")
     except InvalidSpec:

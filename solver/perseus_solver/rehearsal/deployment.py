@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Reh
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.hardware import Hardware, Marks
-from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, joined, rehearse
+from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, rehearse
 from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.switching import clock_changes, reduce_clock_changes
 
@@ -61,6 +62,12 @@ as much, and each change that is not made cannot come late.
 """
 _FINALISTS = 96
 """Plans that are rehearsed with many samples."""
+_LATE = (0.0, 0.006, 0.02)
+"""Shares by which the plans are late from which a search begins, until one finds a better plan in time: where changes
+take long, the best of the grains may be far from better plans, and one that is late near them.
+"""
+_CLOSE = 0.02
+"""Share of the energy above the proven bound within which one search is enough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +82,31 @@ class _Candidates:
 
     def select(self, rows: Index) -> _Candidates:
         return _Candidates(self.frequencies_mhz[rows], tuple(self.grains[row] for row in rows.tolist()))
+
+    def and_finest(self, frequencies_mhz: Frequencies) -> _Candidates:
+        plans = np.concatenate([self.frequencies_mhz, frequencies_mhz])
+        return _Candidates(plans, self.grains + (Grain.INSTRUCTION,) * len(frequencies_mhz))
+
+
+class _Expected(NamedTuple):
+    """What rehearsals say of plans, float[plans] each: time kept with the confidence, its median and mean, energy, and
+    shares of the computing time below and above the planned clock. They may rest on different numbers of samples.
+    """
+
+    kept_s: Floats
+    p50_s: Floats
+    mean_s: Floats
+    energy_j: Floats
+    below_share: Floats
+    above_share: Floats
+
+    @classmethod
+    def of(cls, found: Rehearsal, confidence: float) -> _Expected:
+        kept_s, p50_s, mean_s = found.time_kept_s(confidence), found.time_kept_s(0.5), found.mean_time_s
+        return cls(kept_s, p50_s, mean_s, found.mean_energy_j, found.below_share, found.above_share)
+
+    def and_of(self, others: _Expected) -> _Expected:
+        return _Expected(*map(np.concatenate, zip(self, others, strict=True)))
 
 
 def deployable_frontier(
@@ -117,19 +149,13 @@ def deployable_frontier(
     # All clocks at their maximum are always among the plans: nothing is safer.
     chosen = np.union1d(_promising(problem, screened), [candidates.grains.index(Grain.NONE)])
     candidates = candidates.select(chosen)
-    found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
+    rehearsal = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
+    found = _Expected.of(rehearsal, confidence)
     if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
-        more = [
-            Refinement(executor, hardware, wanted_s, confidence).plans(
-                candidates.frequencies_mhz[_best_within(found, wanted_s, confidence)], seed
-            )
-            for wanted_s in wanted
-        ]
-        if refined := sum(map(len, more)):
-            plans = np.concatenate(more)
-            found = joined([found, rehearse(executor, plans, hardware, samples=SAMPLES, seed=seed)])
-            clocks_mhz = np.concatenate([candidates.frequencies_mhz, plans])
-            candidates = _Candidates(clocks_mhz, (*candidates.grains, *(Grain.INSTRUCTION,) * refined))
+        for wanted_s in wanted:
+            search = Refinement(executor, hardware, wanted_s, confidence)
+            least_j = float(deadline_bound(problem, planner.bounds, np.array([wanted_s]))[0])
+            candidates, found = _searched(search, candidates, found, least_j, seed)
     return _frontier_of(
         executor, planner.bounds, candidates, found, confidence=confidence, points=points, wanted_s=wanted
     )
@@ -263,17 +289,36 @@ def _worth_their_changes(energy_j: Floats, effective_j: Floats, grains: Sequence
     return np.flatnonzero(worth)
 
 
-def _best_within(found: Rehearsal, wanted_s: float, confidence: float) -> int:
+def _searched(
+    search: Refinement, candidates: _Candidates, found: _Expected, least_j: float, seed: int
+) -> tuple[_Candidates, _Expected]:
+    """Return the plans with those that a search finds, from one start after the other until one of them is better in
+    time; ``least_j`` is proven of all that are.
+    """
+    wanted_s = search.wanted_s
+    best = _best_within(found, wanted_s)
+    for late in _LATE:
+        start = _best_within(found, (1 + late) * wanted_s)
+        plans = search.plans(candidates.frequencies_mhz[start], seed + start)
+        if len(plans):
+            found = found.and_of(_Expected.of(search.judge(plans, seed), search.confidence))
+            candidates = candidates.and_finest(plans)
+        if _best_within(found, wanted_s) != best or found.energy_j[best] < (1 + _CLOSE) * least_j:
+            break
+    return candidates, found
+
+
+def _best_within(found: _Expected, wanted_s: float) -> int:
     """Return the plan of least expected energy that keeps a time; if none does, the one that exceeds it least."""
-    late = np.maximum(found.time_kept_s(confidence) / wanted_s - 1.0, 0.0)
-    return int(np.lexsort((found.mean_energy_j, late))[0])
+    late = np.maximum(found.kept_s / wanted_s - 1.0, 0.0)
+    return int(np.lexsort((found.energy_j, late))[0])
 
 
 def _frontier_of(
     executor: Executor,
     proven: Iterable[Bound],
     candidates: _Candidates,
-    found: Rehearsal,
+    found: _Expected,
     *,
     confidence: float,
     points: int,
@@ -282,7 +327,7 @@ def _frontier_of(
     """Return the plans that no other dominates, as a frontier."""
     problem, simulator = executor.problem, executor.simulator
     blocking_w = problem.blocking_power_w * problem.stages
-    kept_s, energy_j = found.time_kept_s(confidence), found.mean_energy_j
+    kept_s, energy_j = found.kept_s, found.energy_j
     effective_j = energy_j - blocking_w * kept_s
     order = np.lexsort((effective_j, kept_s))
     order = order[_worth_their_changes(energy_j[order], effective_j[order], [candidates.grains[row] for row in order])]
@@ -292,7 +337,7 @@ def _frontier_of(
     # The execution mixes clocks within instructions, for which the bound holds as well: it is one of the relaxation.
     # Its lines hold for the mean of all samples, and for every later time: up to least energy for the iteration alone,
     # after it for a pipeline that waits.
-    mean_s = found.time_s.mean(axis=1)[rows]
+    mean_s = found.mean_s[rows]
     deadline_s = np.maximum(kept_s[rows], mean_s)
     waiting_j = iteration_bound(problem, proven, deadline_s) - blocking_w * (deadline_s - mean_s)
     bound_j = np.minimum(np.maximum(deadline_bound(problem, proven, deadline_s), waiting_j), energy_j[rows])
@@ -308,7 +353,7 @@ def _frontier_of(
         rehearsed=Rehearsed(
             confidence=confidence,
             grains=tuple(candidates.grains[row] for row in rows.tolist()),
-            p50_s=found.time_kept_s(0.5)[rows],
+            p50_s=found.p50_s[rows],
             ideal_time_s=ideal_s,
             ideal_energy_j=ideal_j,
             below_share=found.below_share[rows],

@@ -35,7 +35,7 @@ DEFAULT_KERNELS: Final = MappingProxyType(
     }
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
-_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 0.5, 256
+_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 1_000_000, 0.5, 256
 
 
 class InvalidHardware(SolverError):
@@ -60,7 +60,7 @@ class Marks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Everything about GPUs, node and framework that decides what becomes of a plan.
+    """Everything about GPUs, node, framework and job that decides what becomes of a plan.
 
     Attributes:
         model: name of the GPU model.
@@ -72,6 +72,7 @@ class Hardware:
         gpus_per_lock: GPUs of one stage whose calls follow each other, because they share a driver's lock. They change
             clocks together, and compute as fast as the slowest of them.
         noise: relative standard deviation of the time that an instruction takes; 0 where nothing is said about it.
+        pipelines: data-parallel pipelines of the job. Each iteration ends with the slowest of them.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Hardware:
     kernels: Mapping[Kind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
     gpus_per_lock: int = 1
     noise: float = 0.0
+    pipelines: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.model) <= _MAX_NAME:
@@ -98,6 +100,7 @@ class Hardware:
         _number("noise", self.noise, 0.0, _MAX_NOISE)
         _whole("launch_queue", self.launch_queue, 1, _MAX_KERNELS)
         _whole("gpus_per_lock", self.gpus_per_lock, 1, _MAX_GPUS)
+        _whole("pipelines", self.pipelines, 1, _MAX_PIPELINES)
         for kind, count in self.kernels.items():
             _whole(f"kernels.{kind.label}", count, 1, _MAX_KERNELS)
 
@@ -132,8 +135,8 @@ class Hardware:
 
         Args:
             text: ``{"model": "…", "switch_latency_s": {"p50": 0.02, "p99": 0.1}, "call_s": 0.002, "marks": "gpu"}``,
-                and optionally ``launch_s``, ``launch_queue``, ``kernels`` (by instruction), ``gpus_per_lock`` and
-                ``noise``.
+                and optionally ``launch_s``, ``launch_queue``, ``kernels`` (by instruction), ``gpus_per_lock``,
+                ``noise`` and ``pipelines``.
 
         Raises:
             InvalidHardware: the message names the field and the rule.
@@ -166,11 +169,12 @@ class Hardware:
             kernels=_kernels(fields.get("kernels", {})),
             gpus_per_lock=gpus_per_lock,
             noise=_number("noise", fields.get("noise", 0.0), 0.0, _MAX_NOISE),
+            pipelines=_whole("pipelines", fields.get("pipelines", 1), 1, _MAX_PIPELINES),
         )
 
 
 _REQUIRED: Final = ("model", "switch_latency_s", "call_s", "marks")
-_OPTIONAL: Final = ("launch_s", "launch_queue", "kernels", "gpus_per_lock", "noise")
+_OPTIONAL: Final = ("launch_s", "launch_queue", "kernels", "gpus_per_lock", "noise", "pipelines")
 
 
 def _fields(name: str, value: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ not fitted to the luck of one draw.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,12 +19,18 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.hardware import Hardware
-from perseus_solver.rehearsal.outcome import SAMPLES, rehearse
+from perseus_solver.rehearsal.outcome import Rehearsal, rehearse
 
 _STEPS = (8, 4, 2, 1)
 """Supported clocks by which a run moves, by round; a run may always take over the clock of a neighbour."""
-_ROUNDS = 8
-_SAMPLES = 24
+_ROUNDS = 16
+_VAIN = 6
+"""Rounds in a row that gain next to nothing after which the search ends; each draws other moves and other samples."""
+_GAIN = 2e-4
+"""Share of the energy that is next to nothing: a tenth of what the moves of a good round save."""
+_LAST = 4
+"""Of the plans found, those that are kept: the last is the best by a few samples, and may be late by more."""
+_SAMPLES, _SAMPLES_TOGETHER = 24, 128
 """Samples of each move; plans of several moves have more, since one of them is kept."""
 _WORK = 160 * 64
 """Plans times instructions that are rehearsed in a round. With four stages and eight microbatches that is every move;
@@ -35,7 +41,11 @@ _TOGETHER = 40
 _LATE = 5.0
 """What lateness costs: this share of the energy for each share of the time. No plan saves as much by being late."""
 _RESERVE = 0.001
-"""Share by which plans are made faster than wanted: chosen among many by few samples, they look better than so."""
+"""Share by which plans are made faster than wanted at least, at first: chosen among many by few samples, they look better
+than they are. By how much is seen as they are found.
+"""
+_SAMPLES_FOUND, _MOST_SAMPLES = 512, 4096
+"""Samples that judge a plan that was found: of a job of many pipelines more, up to so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,11 @@ class Refinement:
     wanted_s: float
     confidence: float
 
+    def judge(self, plans: Frequencies, seed: int) -> Rehearsal:
+        """Rehearse plans that were found, so often that what delays one of all pipelines in an iteration is seen."""
+        samples = min(max(8 * self.hardware.pipelines, _SAMPLES_FOUND), _MOST_SAMPLES)
+        return rehearse(self.executor, plans, self.hardware, samples=samples, seed=seed)
+
     def plans(self, clocks_mhz: Frequencies, seed: int) -> Frequencies:
         """Return better plans than one.
 
@@ -71,32 +86,54 @@ class Refinement:
             seed: of the random numbers.
 
         Returns:
-            uint16[plans, n], the plan after each round that improved it, the last one best; none if no round did.
+            uint16[plans, n], the plan after each of the last rounds that improved it, the last one best; none if no
+            round did.
         """
         random, problem = np.random.default_rng(seed), self.executor.problem
-        plan, found = clocks_mhz, []
+        _, kept_s = self._cost(clocks_mhz[None], _SAMPLES_TOGETHER, seed, 0.0, steady=True)
+        reserve = max(self._excess(clocks_mhz, float(kept_s[0]), seed), _RESERVE)
+        plan, found, vain = clocks_mhz, [], 0
         for number in range(_ROUNDS):
             moves = _moves(problem, plan, _STEPS[min(number, len(_STEPS) - 1)])
             most = max(_WORK // problem.instructions, 1)
             if len(moves) > most:
                 moves = [moves[k] for k in random.choice(len(moves), most, replace=False).tolist()]
-            plans = np.stack([plan, *(_moved(plan, move) for move in moves)])
-            cost = self._cost(plans, _SAMPLES, seed + 2 * number + 1)
+            plans, draws = np.stack([plan, *(_moved(plan, move) for move in moves)]), seed + 3 * number
+            cost, _ = self._cost(plans, _SAMPLES, draws, reserve, steady=False)
             better = [moves[k] for k in np.argsort(cost[1:], kind="stable").tolist() if cost[1 + k] < cost[0]]
             together = np.stack([plan, *_together(plan, better[:_TOGETHER])])
-            best = int(self._cost(together, SAMPLES, seed + 2 * number + 2).argmin())
+            # With agents that know what to expect, as plans will be judged: that decides about the last tenths.
+            cost, kept_s = self._cost(together, _SAMPLES_TOGETHER, draws + 1, reserve, steady=True)
+            best = int(cost.argmin())
+            vain = 0 if cost[best] < (1 - _GAIN) * cost[0] else vain + 1
             if best > 0:
                 plan = together[best]
+                reserve = (reserve + self._excess(plan, float(kept_s[best]), draws + 2)) / 2
                 found.append(plan)
-        return np.stack(found) if found else np.empty((0, len(clocks_mhz)), dtype=clocks_mhz.dtype)
+            if vain == _VAIN:
+                break
+        return np.stack(found[-_LAST:]) if found else np.empty((0, len(clocks_mhz)), dtype=clocks_mhz.dtype)
 
-    def _cost(self, plans: Frequencies, samples: int, seed: int) -> Floats:
-        """Return the expected energy of plans, more for late ones; only differences between plans mean anything."""
-        found = rehearse(self.executor, plans, self.hardware, samples=samples, steady=False, seed=seed)
-        limit_s = (1 - _RESERVE) * self.wanted_s
-        late = np.maximum(found.time_kept_s(self.confidence) / limit_s - 1.0, 0.0)
+    def _cost(
+        self, plans: Frequencies, samples: int, seed: int, reserve: float, *, steady: bool
+    ) -> tuple[Floats, Floats]:
+        """Return the expected energy of plans, more for those that are late or have less than the reserve, and the
+        times that one pipeline keeps; only differences between plans mean anything. So few samples do not show how
+        long the slowest of many pipelines takes: that is for the reserve.
+        """
+        alone = replace(self.hardware, pipelines=1)
+        found = rehearse(self.executor, plans, alone, samples=samples, steady=steady, seed=seed)
+        kept_s = found.time_kept_s(self.confidence)
+        late = np.maximum(kept_s / ((1 - reserve) * self.wanted_s) - 1.0, 0.0)
         cost: Floats = found.mean_energy_j * (1.0 + _LATE * late)
-        return cost
+        return cost, kept_s
+
+    def _excess(self, plan: Frequencies, kept_s: float, seed: int) -> float:
+        """Return by what share the job takes longer than one pipeline seemed to: it waits for the slowest, and the best
+        of many plans by few samples takes longer than by these.
+        """
+        found = rehearse(self.executor, plan[None], self.hardware, samples=_SAMPLES_FOUND, seed=seed)
+        return max(float(found.time_kept_s(self.confidence)[0]) - kept_s, 0.0) / self.wanted_s
 
 
 def _moves(problem: Problem, plan: Frequencies, steps: int) -> list[_Move]:

@@ -220,6 +220,20 @@ def test_gpus_of_one_stage_on_a_node_share_its_lock_if_the_driver_has_one(make_j
     assert alone.gpus_per_lock == 1
 
 
+def test_plans_are_made_for_as_many_pipelines_as_the_job_has(make_job: Any) -> None:
+    """Also by an operator that knows the hardware from the status: the spec says how many there are."""
+    pipelines = {}
+    for number in (2, 3):
+        job = make_job(pipeline={"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": number})
+        job.run()
+        describe(job, measured=latency())
+        job.state.hardware_adopted(replace(job.decide().hardware, pipelines=1))
+        found = job.decide().hardware
+        assert found is not None
+        pipelines[number] = json.loads(found.to_json())["pipelines"]
+    assert pipelines == {2: 2, 3: 3}
+
+
 def test_while_ranks_are_missing_nothing_is_concluded(job: Any) -> None:
     job.run()
     describe(job)

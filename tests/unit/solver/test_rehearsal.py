@@ -119,6 +119,8 @@ def test_the_description_is_read_as_given() -> None:
         ({"kernels": {"forward": 0}}, "kernels.forward must be a whole number between 1"),
         ({"kernels": {"sideways": 3}}, "kernels has the unknown field 'sideways'"),
         ({"gpus_per_lock": 0}, "gpus_per_lock must be a whole number between 1"),
+        ({"pipelines": 0}, "pipelines must be a whole number between 1"),
+        ({"pipelines": 2.5}, "pipelines must be a whole number between 1"),
         ({"noise": 0.9}, "noise must be between 0 and 0.5"),
         ({"extra": 1}, "hardware has the unknown field 'extra'"),
     ],
@@ -258,6 +260,39 @@ def test_the_search_for_a_wanted_time_saves_more(
     assert judged.time_kept_s(0.95)[1] <= wanted_s * 1.005
     measured = [set(options.frequency_mhz.tolist()) for options in problem.options]
     assert all(int(clock) in measured[k] for plan in found for clock, k in zip(plan, problem.option_of, strict=True))
+
+
+@pytest.mark.parametrize("pipelines", [2, 8, 64])
+def test_a_job_waits_for_the_slowest_of_its_pipelines(problem: Problem, solved: Frontier, pipelines: int) -> None:
+    alone = replace(slow(0.005, 0.013), noise=0.005)
+    job = replace(alone, pipelines=pipelines)
+    plan = solved.frequencies_mhz[:1]
+    seen = rehearse(problem, plan, alone, samples=pipelines * 512, seed=7).time_s.reshape(-1, pipelines).max(axis=1)
+    for samples, within in ((64, 0.002), (1024, 0.0007)):
+        found = rehearse(problem, plan, job, samples=samples)
+        for confidence in (0.5, 0.95):
+            assert found.time_kept_s(confidence)[0] == pytest.approx(np.quantile(seen, confidence), rel=within)
+        assert found.mean_time_s[0] == pytest.approx(seen.mean(), rel=within)
+        waited_s = found.mean_time_s[0] - found.time_s.mean()
+        waiting_j = problem.blocking_power_w * problem.stages * waited_s
+        assert found.mean_energy_j[0] - found.energy_j.mean() == pytest.approx(waiting_j)
+        assert waited_s > 0
+
+
+def test_a_plan_for_many_pipelines_keeps_its_time_in_the_job(planner: Planner, problem: Problem) -> None:
+    alone = replace(slow(0.02, 0.05), noise=0.003)
+    fastest = problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))
+    before = rehearse(problem, fastest, replace(alone, pipelines=32))
+    wanted_s = 1.005 * float(before.time_kept_s(0.95)[0])
+    kept = {}
+    for pipelines in (1, 32):
+        found = deployable_frontier(planner, replace(alone, pipelines=pipelines), times_s=[wanted_s])
+        at = found.lookup(wanted_s)
+        assert found.energy_j[at] < 0.97 * before.mean_energy_j[0], "and it saves"
+        seen = rehearse(problem, found.frequencies_mhz[at : at + 1], alone, samples=32 * 512, seed=7).time_s
+        kept[pipelines] = float(np.mean(seen.reshape(-1, 32).max(axis=1) <= wanted_s))
+    assert kept[32] > 0.9
+    assert kept[1] < kept[32], "what one pipeline keeps, the slowest of many does not"
 
 
 def test_times_that_are_wanted_are_nearly_used_up(planner: Planner, solved: Frontier) -> None:
