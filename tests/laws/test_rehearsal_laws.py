@@ -14,6 +14,7 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
+from perseus_solver.rehearsal.control import _without_dips
 from perseus_solver.schedules import build_schedule, with_constants
 
 LAW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -143,6 +144,21 @@ def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Pro
     found = rehearse(problem, plans_of(problem), hardware(p50_s, 2 * p50_s, marks=Marks.RUN_AHEAD), samples=2)
     assert found.below_s.max() == 0
     assert found.calls.max() == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 12))
+def test_short_dips_are_left_out_as_the_agent_leaves_them_out(parts: list[tuple[int, int]], worth: int) -> None:
+    """Moment by moment: the clock that was asked for stays, unless the highest that is wanted now is above it, or the
+    highest that is wanted from now until a dip is worth it is below it.
+    """
+    wanted = np.repeat([clock for _, clock in parts], [length for length, _ in parts])
+    starts = np.append(0, np.flatnonzero(np.diff(wanted)) + 1)
+    at, clocks = _without_dips(starts.astype(float), wanted[starts], float(worth))
+    asked = wanted[0]
+    for now, enough in enumerate(wanted.tolist()):
+        asked = min(max(asked, enough), wanted[now : now + max(worth, 1)].max())
+        if now + worth <= len(wanted):  # beyond is not known
+            assert clocks[at.searchsorted(now, side="right") - 1] == asked, now
 
 
 @LAW

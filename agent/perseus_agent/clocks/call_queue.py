@@ -6,16 +6,18 @@ differences before smaller ones, and of equals the one that has waited longest. 
 hangs stops its own GPU alone.
 
 ``CallQueue`` is the order alone, in whatever time its caller counts; ``CallTurns`` is what the threads of the agent
-share. Resets at the end of a lease and after a restart take no turn: they wait for nothing.
+share, with what they have waited (``Waits``). Resets at the end of a lease and after a restart take no turn: they wait
+for nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from perseus_proto.units import s_from_us, us_from_ns
 
@@ -23,6 +25,42 @@ HOLD_US: Final = 100_000
 """Longest turn: calls take 5 ms, 13 ms at the 99th percentile, and a driver that hangs takes 45 s."""
 DEFAULT_CLOCKS_MHZ: Final = 1 << 20
 """Stands for the default clocks in a difference: above all that are locked."""
+
+
+WAITS_KEPT: Final = 256
+ESTIMATE_EVERY: Final = 32
+"""Sorting all waits takes as long as the rest of a turn: not at each of many."""
+
+
+class Wait(NamedTuple):
+    """How long a change waits for its turn: the median, and how much longer the 95th percentile is, in microseconds."""
+
+    median_us: int
+    late_us: int
+
+
+class Waits:
+    """What the changes of all GPUs of a node have waited.
+
+    They count together: which of the GPUs that ask at the same moment has its turn first is chance, and one that
+    remembered its own waits alone would be held for ever by a few long ones, since it then asks for nothing more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits_us: deque[int] = deque(maxlen=WAITS_KEPT)
+        self._count = 0
+        self.usual = Wait(0, 0)
+
+    def add(self, wait_us: int) -> None:
+        """A change has waited so long."""
+        with self._lock:
+            self._waits_us.append(wait_us)
+            self._count += 1
+            if self._count <= ESTIMATE_EVERY or self._count % ESTIMATE_EVERY == 0:
+                ordered = sorted(self._waits_us)
+                median_us = ordered[len(ordered) // 2]
+                self.usual = Wait(median_us, ordered[len(ordered) * 19 // 20] - median_us)
 
 
 def gain_mhz(applied_mhz: int | None, wanted_mhz: int | None) -> int:
@@ -96,6 +134,7 @@ class CallTurns:
         self._wake = wake
         self._queue = queue or CallQueue()
         self._lock = threading.Lock()
+        self.waits = Waits()
 
     def ask(self, gpu: str, gain_mhz: int) -> float | None:
         """Ask for a turn. Returns None if it is this GPU's turn now, or when (monotonic seconds) to ask again if it has

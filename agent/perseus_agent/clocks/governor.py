@@ -101,7 +101,8 @@ class Governor:
         self._strikes = 0
         self._striking_mhz = 0
         self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
-        self.latency = LatencyMeter(published_latency(device.identity.model), us_from_s(clock()))
+        published, waits = published_latency(device.identity.model), turns.waits if turns else None
+        self.latency = LatencyMeter(published, us_from_s(clock()), waits)
         """How long changes take."""
         self.queued = False
         """Whether a change waits for its turn."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
 from perseus_agent.clocks.timetable import Lead
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.units import s_from_us, us_from_s
@@ -22,7 +23,6 @@ KEPT: Final = 256
 """Changes remembered: enough for a 99th percentile that two outliers do not make."""
 ENOUGH: Final = 32
 """Changes after which the measured latency is used in place of the published one."""
-ESTIMATE_EVERY: Final = 32
 TRANSITIONS_KEPT: Final = 64
 KEPT_OF_TRANSITION: Final = 32
 READ_SHARE: Final = 0.005
@@ -67,12 +67,12 @@ class _Open:
 class LatencyMeter:
     """The changes of one GPU's clock."""
 
-    def __init__(self, published: SwitchLatency, since_us: int) -> None:
-        """Nothing is measured yet: ``published`` holds."""
+    def __init__(self, published: SwitchLatency, since_us: int, waits: Waits | None = None) -> None:
+        """Nothing is measured yet: ``published`` holds. ``waits``: of the node; None: this GPU waits for no others."""
         self._published = published
         self._since_us = since_us
+        self._waits = waits or Waits()
         self._spent_us = 0
-        self._waits_us: deque[int] = deque(maxlen=KEPT)
         self._calls_us: deque[int] = deque(maxlen=KEPT)
         self._changes_us: deque[int] = deque(maxlen=KEPT)
         self._of_transition: dict[tuple[int, int], deque[int]] = {}
@@ -89,13 +89,20 @@ class LatencyMeter:
         """When to read the clock and call ``read``; 0: not at all."""
         self.switch = published
         """From the begin of a call to the clock in effect."""
-        self.lead = Lead.of(published)
-        """From the moment at which a clock is wanted: with the wait for the GPU's turn."""
+        self._lead = Lead.of(published)
 
     @property
     def enough(self) -> bool:
         """Whether ``switch`` is measured."""
         return self.measured >= ENOUGH
+
+    @property
+    def lead(self) -> Lead:
+        """From the moment at which a clock is wanted: with the wait for a turn. GPUs that compute together are as fast
+        as the one whose turn comes last.
+        """
+        alone, wait = self._lead, self._waits.usual
+        return Lead(alone.median_us + wait.median_us, alone.deviation_us + wait.late_us, alone.worth_us)
 
     @property
     def calls(self) -> Quantiles:
@@ -127,7 +134,7 @@ class LatencyMeter:
             began_us, ended_us: of the call.
             tolerance_mhz: by how much the clock read back may differ.
         """
-        self._waits_us.append(max(began_us - wanted_us, 0))
+        self._waits.add(max(began_us - wanted_us, 0))
         self._calls_us.append(max(ended_us - began_us, 0))
         self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
@@ -179,7 +186,6 @@ class LatencyMeter:
         self.effects.append(effect)
 
     def _estimate_now_and_then(self, count: int) -> None:
-        """Sorting all values takes as long as the rest of a turn: not at each of many."""
         if count <= ENOUGH or count % ESTIMATE_EVERY == 0:
             self._estimate()
 
@@ -195,11 +201,7 @@ class LatencyMeter:
                 shared_lock=self._published.shared_lock,
                 source=f"measured on this GPU: {self.measured} changes",
             )
-        lead, waits = Lead.of(self.switch), sorted(self._waits_us)
-        wait_us = waits[len(waits) // 2] if waits else 0
-        # GPUs that compute together are as fast as the one whose turn comes last.
-        late_us = waits[len(waits) * 19 // 20] - wait_us if waits else 0
-        self.lead = Lead(lead.median_us + wait_us, lead.deviation_us + late_us, 2 * calls.p50_us)
+        self._lead = Lead.of(self.switch)._replace(worth_us=2 * calls.p50_us)
 
 
 def _quantiles(values_us: Sequence[int]) -> Quantiles | None:

@@ -64,8 +64,8 @@ class Decision:
 
     Attributes:
         actions: to be started now, concurrently.
-        adopt: the coming frontier is to be in force, for every agent that answers has its plans. The rest of the decision
-            is for the one in force until then.
+        adopt: the coming frontier is to be in force, for every agent that answers has its plans. The rest of the
+            decision is for the one in force until then.
         wanted: point of every pipeline, by dp; empty: there is no plan to enforce (yet).
         waiting: why ``wanted`` is empty or not in force.
         applied: every agent holds ``wanted``.

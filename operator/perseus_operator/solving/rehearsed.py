@@ -37,7 +37,7 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = Hardware.from_json(request.hardware)
-    # As the frontier's fastest point is: with all clocks at their maximum instructions scatter, too, and pipelines wait.
+    # With all clocks at their maximum instructions scatter and pipelines wait, too.
     fastest = problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))
     no_slower_s = float(rehearse(problem, fastest, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + NO_SLOWDOWN)
     frontier = deployable_frontier(

@@ -3,6 +3,7 @@
 At any moment the agent asks for the highest planned clock among the instructions that may run when a change asked for
 now is in effect: those that overlap [now + L − s, now + L + s]. So an instruction wants its clock from L + s before it
 begins until L − s before it ends, in the agent's timetable, and every change of the highest wanted clock is a request.
+A lower clock that would be wanted for less than two calls is not asked for.
 
 Between two marks the timetable advances with the time, as far as the next mark. So a request is placed by the last mark
 before it and by the time from there. Only marks of begins count here: what the end of an instruction says about the
@@ -36,6 +37,7 @@ class Expected:
         stage_offset: the instructions of each stage.
         ahead_s: how much before its effect a change is asked for, L.
         margin_s: float[n, plans], how much before that the agent raises, and after that it lowers, s.
+        worth_s: a lower clock that is wanted for less is not asked for.
     """
 
     begin_s: Floats
@@ -45,6 +47,7 @@ class Expected:
     stage_offset: list[int]
     ahead_s: float
     margin_s: Floats
+    worth_s: float
 
     def changes(self, stage: int, plan: int, since_s: float, until_s: float) -> tuple[Floats, Index]:
         """Return when the highest wanted clock of a stage changes, and to what, in a span that contains a change.
@@ -69,9 +72,7 @@ class Expected:
         at_s = at_s[(at_s >= low_s) & (at_s < high_s)]
         low, high = stops.searchsorted(at_s, side="right"), starts.searchsorted(at_s, side="right")
         some = high > low  # where no instruction may run, the clock stays as it is
-        at_s, wanted = at_s[some], highest(low[some], high[some])
-        changed = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
-        return at_s[changed], wanted[changed]
+        return _without_dips(*_changes_of(at_s[some], highest(low[some], high[some])), self.worth_s)
 
     def start(self) -> Start:
         """Return the clocks in effect and on their way when an iteration begins that follows others like it."""
@@ -146,6 +147,29 @@ def timetable(expected: Expected, *, corrected: bool) -> Timetable:
             owner = low + np.where(following, 0, mark + in_wait)
             found.append((owner, np.full(len(owner), plan), at_s - origin_s, wanted, in_wait))
     return _packed(found, n, plans, corrected=corrected)
+
+
+def _changes_of(at_s: Floats, wanted: Index) -> tuple[Floats, Index]:
+    """Leave out what changes nothing; the first clock counts as a change."""
+    changed = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
+    return at_s[changed], wanted[changed]
+
+
+def _without_dips(at_s: Floats, wanted: Index, worth_s: float) -> tuple[Floats, Index]:
+    """Keep the clock where a lower one would be wanted for a shorter time than it is worth; the shortest dip first, for
+    what is left of a deeper one may last long enough.
+    """
+    while len(wanted) > 2:
+        lasts_s, low = np.diff(at_s)[1:], wanted[1:-1]
+        beside = np.minimum(wanted[:-2], wanted[2:])
+        lasts_s = np.where(low < beside, lasts_s, np.inf)
+        shortest = int(lasts_s.argmin())
+        if lasts_s[shortest] >= worth_s:
+            break
+        wanted = wanted.copy()
+        wanted[shortest + 1] = beside[shortest]
+        at_s, wanted = _changes_of(at_s, wanted)
+    return at_s, wanted
 
 
 class _RangeMaximum:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Rehearsal:
     def of_plan(self, plan: int) -> Rehearsal:
         """Return what became of one of the plans."""
         one = slice(plan, plan + 1)
-        parts = {name: getattr(self, name)[one] for name in _BY_SAMPLE}
+        parts: dict[str, Any] = {name: getattr(self, name)[one] for name in _BY_SAMPLE}
         return replace(self, **parts, **{name: getattr(self, name)[:, one] for name in _BY_INSTRUCTION})
 
     def time_kept_s(self, confidence: float) -> Floats:
@@ -176,7 +177,7 @@ def rehearse(
 def joined(parts: list[Rehearsal]) -> Rehearsal:
     """Join the plans of several rehearsals of one job, of equally many samples."""
 
-    def whole(name: str) -> Floats:
+    def whole(name: str) -> Any:
         return np.concatenate([getattr(part, name) for part in parts], axis=1 if name in _BY_INSTRUCTION else 0)
 
     return replace(parts[0], **{name: whole(name) for name in (*_BY_SAMPLE, *_BY_INSTRUCTION)})
@@ -261,6 +262,7 @@ class _Run:
             stage_offset=self._offset,
             ahead_s=hardware.asked_ahead_s,
             margin_s=np.broadcast_to(hardware.deviation_s + error_s, begin_s.shape),
+            worth_s=2 * hardware.latency.call_s,
         )
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:

@@ -3,14 +3,16 @@
 Grains decide beforehand which instructions share a clock. What a change costs depends on where it stands: before a wait
 it is free, on the critical path it may delay every GPU of a node. So the best of the grains is improved by a search. In
 each round some runs of instructions with one clock, or parts of them, get another one; all these plans are rehearsed,
-and as many of the moves that help as help together are made. Each round draws other random numbers, so that a plan is
-not fitted to the luck of one draw.
+and as many of the moves that help as help together are made. Where no move helps without making the iteration late,
+time is offered at a price: the iteration may become longer, and the rounds after it bring it back in time. Each round
+draws other random numbers, so that a plan is not fitted to the luck of one draw.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -22,10 +24,19 @@ from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import Rehearsal, rehearse
 
 _STEPS = (8, 4, 2, 1)
-"""Supported clocks by which a run moves, by round; a run may always take over the clock of a neighbour."""
-_ROUNDS = 16
-_VAIN = 6
-"""Rounds in a row that gain next to nothing after which the search ends; each draws other moves and other samples."""
+"""Supported clocks by which a run moves: in the first rounds, and at random with the shares below in all others. A run
+may always take over the clock of a neighbour.
+"""
+_STEP_SHARES = (0.1, 0.2, 0.3, 0.4)
+_ROUNDS = 32
+_IDLE = 3
+"""Rounds in a row that gain next to nothing after which time is offered; each draws other moves and other samples."""
+_PRICES = (2.0, 1.0, 0.5)
+"""At which time is offered, as shares of the energy for each share of the time, until the plan gets better by it. After
+the last one in vain the search ends. Plans of no slowdown trade one share for about two, slower ones for less.
+"""
+_OFFERED = 12
+"""Moves at most that are made while time is offered."""
 _GAIN = 2e-4
 """Share of the energy that is next to nothing: a tenth of what the moves of a good round save."""
 _LAST = 4
@@ -36,14 +47,16 @@ _WORK = 160 * 64
 """Plans times instructions that are rehearsed in a round. With four stages and eight microbatches that is every move;
 with a hundred microbatches a few, but there the plans of the grains already keep nearly all savings.
 """
-_TOGETHER = 40
-"""Moves of a round that are tried together."""
+_TOGETHER = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 26, 32, 40)
+"""Numbers of moves of a round that are tried together."""
 _LATE = 5.0
 """What lateness costs: this share of the energy for each share of the time. No plan saves as much by being late."""
 _RESERVE = 0.001
-"""Share by which plans are made faster than wanted at least, at first: chosen among many by few samples, they look better
-than they are. By how much is seen as they are found.
+"""Share by which plans are made faster than wanted at least, at first: chosen among many by few samples, they look
+better than they are. By how much is seen as they are found.
 """
+_SURE = 2e-4
+"""Share by which a plan that is found must be faster than wanted: another draw of its samples differs by as much."""
 _SAMPLES_FOUND, _MOST_SAMPLES = 512, 4096
 """Samples that judge a plan that was found: of a job of many pipelines more, up to so many."""
 
@@ -55,6 +68,19 @@ class _Move:
     low: int
     high: int
     clock_mhz: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What time costs in a round; ``price`` None: nothing until ``limit_s``, and much after it."""
+
+    limit_s: float
+    price: float | None
+
+    def cost(self, energy_j: Floats, time_s: Floats) -> Floats:
+        """Return what plans cost. Only differences between plans mean anything."""
+        late = time_s / self.limit_s - 1.0
+        return energy_j * (1.0 + (_LATE * np.maximum(late, 0.0) if self.price is None else self.price * late))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,54 +112,76 @@ class Refinement:
             seed: of the random numbers.
 
         Returns:
-            uint16[plans, n], the plan after each of the last rounds that improved it, the last one best; none if no
-            round did.
+            uint16[plans, n], the last of the plans each of which is in time and was better than all before, the last
+            one best; none if there is no better one.
         """
-        random, problem = np.random.default_rng(seed), self.executor.problem
-        _, kept_s = self._cost(clocks_mhz[None], _SAMPLES_TOGETHER, seed, 0.0, steady=True)
-        reserve = max(self._excess(clocks_mhz, float(kept_s[0]), seed), _RESERVE)
-        plan, found, vain = clocks_mhz, [], 0
+        random = np.random.default_rng(seed)
+        plan = best = clocks_mhz
+        found: list[Frequencies] = []
+        _, time_s = self._measure(best[None], _SAMPLES_TOGETHER, seed)
+        reserve = max(self._excess(best, float(time_s[0]), seed), _RESERVE)
+        idle = offers = 0
         for number in range(_ROUNDS):
-            moves = _moves(problem, plan, _STEPS[min(number, len(_STEPS) - 1)])
-            most = max(_WORK // problem.instructions, 1)
-            if len(moves) > most:
-                moves = [moves[k] for k in random.choice(len(moves), most, replace=False).tolist()]
-            plans, draws = np.stack([plan, *(_moved(plan, move) for move in moves)]), seed + 3 * number
-            cost, _ = self._cost(plans, _SAMPLES, draws, reserve, steady=False)
-            better = [moves[k] for k in np.argsort(cost[1:], kind="stable").tolist() if cost[1 + k] < cost[0]]
-            together = np.stack([plan, *_together(plan, better[:_TOGETHER])])
-            # With agents that know what to expect, as plans will be judged: that decides about the last tenths.
-            cost, kept_s = self._cost(together, _SAMPLES_TOGETHER, draws + 1, reserve, steady=True)
-            best = int(cost.argmin())
-            vain = 0 if cost[best] < (1 - _GAIN) * cost[0] else vain + 1
-            if best > 0:
-                plan = together[best]
-                reserve = (reserve + self._excess(plan, float(kept_s[best]), draws + 2)) / 2
-                found.append(plan)
-            if vain == _VAIN:
-                break
+            step = _STEPS[number] if number < len(_STEPS) else int(random.choice(_STEPS, p=_STEP_SHARES))
+            price, draws = None, seed + 2 * number
+            if idle == _IDLE:
+                if offers == len(_PRICES):
+                    break
+                plan, price, idle, offers = best, _PRICES[offers], 0, offers + 1
+            terms = _Terms((1 - reserve) * self.wanted_s, price)
+            moves = _moves(self.executor.problem, plan, step)
+            tried = np.stack([best, plan, *self._attempts(plan, moves, terms, random)])
+            energy_j, time_s = self._measure(tried, _SAMPLES_TOGETHER, draws)
+            cost = terms.cost(energy_j, time_s)
+            at = 1 + int(cost[1:].argmin())
+            plan = tried[at]
+            if price is not None:
+                continue
+            gain = 1 - cost[at] / cost[0]
+            idle = 0 if gain > _GAIN else idle + 1
+            if gain > 0:
+                best, expected_s = plan, float(time_s[at])
+                excess = self._excess(plan, expected_s, draws + 1)
+                if expected_s <= (1 - excess - _SURE) * self.wanted_s:
+                    found.append(plan)
+                    reserve = (reserve + excess) / 2
+                else:
+                    reserve = max(reserve, excess) + _SURE
+                offers = 0 if gain > _GAIN else offers
         return np.stack(found[-_LAST:]) if found else np.empty((0, len(clocks_mhz)), dtype=clocks_mhz.dtype)
 
-    def _cost(
-        self, plans: Frequencies, samples: int, seed: int, reserve: float, *, steady: bool
-    ) -> tuple[Floats, Floats]:
-        """Return the expected energy of plans, more for those that are late or have less than the reserve, and the
-        times that one pipeline keeps; only differences between plans mean anything. So few samples do not show how
-        long the slowest of many pipelines takes: that is for the reserve.
+    def _attempts(
+        self, plan: Frequencies, moves: list[_Move], terms: _Terms, random: np.random.Generator
+    ) -> list[Frequencies]:
+        """Return plans with the moves that help: with the best one, with the best two, and so on."""
+        most = max(_WORK // self.executor.problem.instructions, 1)
+        if len(moves) > most:
+            moves = [moves[k] for k in random.choice(len(moves), most, replace=False).tolist()]
+        plans = np.stack([plan, *(_moved(plan, move) for move in moves)])
+        seed = int(random.integers(1 << 32))
+        cost = terms.cost(*self._measure(plans, _SAMPLES, seed, steady=False))
+        better = [moves[k] for k in np.argsort(cost[1:], kind="stable").tolist() if cost[1 + k] < cost[0]]
+        made = _together(plan, better[: _TOGETHER[-1] if terms.price is None else _OFFERED])
+        return [made[count - 1] for count in _TOGETHER if count <= len(made)]
+
+    def _measure(self, plans: Frequencies, samples: int, seed: int, *, steady: bool = True) -> tuple[Floats, Floats]:
+        """Return the expected energies of plans, and the times that one pipeline keeps, if these are distributed
+        normally: so few samples do not show what happens seldom, nor how long the slowest of many pipelines takes.
+
+        ``steady``: with agents that know what to expect, as plans will be judged. That decides about the last tenths.
         """
         alone = replace(self.hardware, pipelines=1)
         found = rehearse(self.executor, plans, alone, samples=samples, steady=steady, seed=seed)
-        kept_s = found.time_kept_s(self.confidence)
-        late = np.maximum(kept_s / ((1 - reserve) * self.wanted_s) - 1.0, 0.0)
-        cost: Floats = found.mean_energy_j * (1.0 + _LATE * late)
-        return cost, kept_s
+        deviations = NormalDist().inv_cdf(self.confidence)
+        time_s: Floats = found.time_s.mean(axis=1) + deviations * found.time_s.std(axis=1)
+        return found.mean_energy_j, time_s
 
-    def _excess(self, plan: Frequencies, kept_s: float, seed: int) -> float:
+    def _excess(self, plan: Frequencies, time_s: float, seed: int) -> float:
         """Return by what share the job takes longer than one pipeline seemed to: it waits for the slowest, and the best
         of many plans by few samples takes longer than by these.
         """
         found = rehearse(self.executor, plan[None], self.hardware, samples=_SAMPLES_FOUND, seed=seed)
-        return max(float(found.time_kept_s(self.confidence)[0]) - kept_s, 0.0) / self.wanted_s
+        return max(float(found.time_kept_s(self.confidence)[0]) - time_s, 0.0) / self.wanted_s
 
 
 def _moves(problem: Problem, plan: Frequencies, steps: int) -> list[_Move]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.clocks.call_queue import CallQueue, CallTurns, gain_mhz
+from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, WAITS_KEPT, CallQueue, CallTurns, Waits, gain_mhz
 
 HOLD_US = 1_000
 GPUS = [f"GPU-{number}" for number in range(8)]
@@ -95,6 +95,20 @@ def test_who_finds_a_turn_overdue_wakes_its_heir() -> None:
     assert turns.ask("c", 1) is not None
     assert woken == ["b"]
     assert turns.ask("b", 5) is None
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=3 * WAITS_KEPT))
+def test_the_usual_wait_is_that_of_the_latest(waits_us: list[int]) -> None:
+    waits = Waits()
+    for wait_us in waits_us:
+        waits.add(wait_us)
+    latest = (
+        waits_us[: len(waits_us) // ESTIMATE_EVERY * ESTIMATE_EVERY] if len(waits_us) > ESTIMATE_EVERY else waits_us
+    )
+    latest = sorted(latest[-WAITS_KEPT:])
+    assert waits.usual.median_us == latest[len(latest) // 2]
+    assert waits.usual.median_us + waits.usual.late_us in latest
+    assert sum(wait_us > sum(waits.usual) for wait_us in latest) <= 0.05 * len(latest)
 
 
 def test_default_clocks_are_above_all_others() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_agent.clocks.call_queue import Waits
 from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.units import s_from_us
@@ -87,6 +88,23 @@ def test_the_wait_for_a_turn_is_a_part_of_the_lead() -> None:
     assert queued.meter.switch.p50_s == alone.meter.switch.p50_s
     assert queued.meter.lead.median_us == alone.meter.lead.median_us + 30_000
     assert queued.meter.lead.deviation_us > alone.meter.lead.deviation_us
+
+
+def test_a_gpu_whose_first_waits_were_long_is_not_held_by_them() -> None:
+    """It asks for nothing while it expects to wait so long; what the others of its node wait tells it otherwise."""
+    waits = Waits()
+    unlucky, other = (LatencyMeter(PUBLISHED, 0, waits) for _ in range(2))
+    for wait_us in (0, 31_500, 31_500):
+        unlucky.wrote(900, 1200, wanted_us=0, began_us=wait_us, ended_us=wait_us + CALL_US, tolerance_mhz=15)
+    before = unlucky.lead
+    for number in range(KEPT):
+        began_us = number * 100_000 + number % 2 * CALL_US
+        other.wrote(
+            900, 1200, wanted_us=number * 100_000, began_us=began_us, ended_us=began_us + CALL_US, tolerance_mhz=15
+        )
+    assert before.median_us == 61_500
+    assert unlucky.lead.median_us <= 30_000 + CALL_US
+    assert unlucky.lead.deviation_us == other.lead.deviation_us <= before.deviation_us
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
