@@ -2,7 +2,9 @@
 
 Every write tells how long it waited for its turn and how long the driver's call took. Of some writes (all of them while
 a plan has one clock, as in a profiling sweep) the SM clock is read until it is the one that was asked for. ``read_us``
-says when to read; a reading that is not taken in time ends that measurement and nothing else. The meter belongs to the
+says when to read; a reading that is not taken in time ends that measurement and nothing else. So does the next write:
+then it is known only that the change takes longer than was seen, and that counts as what it is. Without it, a plan that
+changes its clocks often would show only the quick changes. The meter belongs to the
 thread of its GPU; ``switch``, ``lead`` and ``transitions`` return plain values that other threads may use. Times are
 microseconds of one clock; nothing here reads a clock or a device.
 """
@@ -35,6 +37,8 @@ READ_STEPS: Final = 16
 GIVE_UP: Final = 2.0
 """Times the 99th percentile: a clock that is not reached by then is held back by something else, such as power."""
 EFFECTS_KEPT: Final = 4_096
+_REMAINING: Final = (0.5 - 1e-9, 0.01 - 1e-9)
+"""Shares of the changes that take longer than the median, and than the 99th percentile."""
 
 
 class Effect(NamedTuple):
@@ -42,6 +46,13 @@ class Effect(NamedTuple):
 
     time_us: int
     mhz: int | None
+
+
+class _Seen(NamedTuple):
+    """A change that took so long, or longer."""
+
+    us: int
+    longer: bool = False
 
 
 class Quantiles(NamedTuple):
@@ -61,7 +72,8 @@ class _Open:
     mhz: int
     tolerance_mhz: int
     effect: int  # number of its entry, ever
-    read: bool = False
+    from_before: bool  # the clock before was in effect when the call began
+    seen_us: int = 0  # so long it was seen not to be in effect
 
 
 class LatencyMeter:
@@ -74,10 +86,12 @@ class LatencyMeter:
         self._waits = waits or Waits()
         self._spent_us = 0
         self._calls_us: deque[int] = deque(maxlen=KEPT)
-        self._changes_us: deque[int] = deque(maxlen=KEPT)
-        self._of_transition: dict[tuple[int, int], deque[int]] = {}
+        self._changes: deque[_Seen] = deque(maxlen=KEPT)
+        self._of_transition: dict[tuple[int, int], deque[_Seen]] = {}
         self._counts: dict[tuple[int, int], int] = {}
         self._open: _Open | None = None
+        self._reached = False  # the last write was seen in effect
+        self._wrote_us = since_us
         self._effects = 0
         self.effects: deque[Effect] = deque(maxlen=EFFECTS_KEPT)
         """The clocks of the last writes, oldest first."""
@@ -113,7 +127,9 @@ class LatencyMeter:
         """Per clock before (0: the default clocks) and after, MHz: the most frequent first."""
         ordered = sorted(self._of_transition.items(), key=lambda item: -self._counts[item[0]])
         return {
-            key: Quantiles(*quantiles[:2], self._counts[key]) for key, of in ordered if (quantiles := _quantiles(of))
+            key: Quantiles(*quantiles[:2], self._counts[key])
+            for key, of in ordered
+            if self._counts[key] and (quantiles := _quantiles_of(of, self._published))
         }
 
     def wrote(
@@ -138,12 +154,15 @@ class LatencyMeter:
         self._calls_us.append(max(ended_us - began_us, 0))
         self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
-        self._open, self.read_us = None, 0
+        self.give_up()
+        settled = self._reached or began_us - self._wrote_us > us_from_s(self.switch.p99_s)
+        self._reached, self._wrote_us = False, began_us
         self._estimate_now_and_then(self._effects)
         apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
         affordable = self._spent_us <= READ_SHARE * (began_us - self._since_us)
         if mhz is not None and apart and (self.every or affordable):
-            self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects)
+            from_before = settled and before_mhz is not None  # the default clocks may be the same as a locked one
+            self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects, from_before)
             self.read_us = ended_us
 
     def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
@@ -154,30 +173,36 @@ class LatencyMeter:
             return
         since_us = ended_us - change.began_us
         if abs(clock_mhz - change.mhz) > change.tolerance_mhz:
-            change.read = True
+            change.seen_us = since_us
             if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
                 self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
-        elif change.read or change.before_mhz is not None:  # else the default clocks may have been the same
-            self._measured(change, since_us)
+        else:
+            self._open, self._reached = None, True
+            if change.seen_us or change.from_before:  # else the change before this one may not be in effect yet
+                self._measured(change, since_us)
 
     def give_up(self) -> None:
-        """The clock cannot be read now."""
+        """The clock cannot be read now, or another was written."""
+        if self._open is not None and self._open.seen_us:
+            self._note(self._open, _Seen(self._open.seen_us, longer=True))
         self._open, self.read_us = None, 0
 
     def _measured(self, change: _Open, latency_us: int) -> None:
-        self._open = None
         self.measured += 1
-        self._changes_us.append(latency_us)
-        key = change.before_mhz or 0, change.mhz
-        if key not in self._of_transition and len(self._of_transition) >= TRANSITIONS_KEPT:
-            rarest = min(self._counts, key=self._counts.__getitem__)
-            del self._of_transition[rarest], self._counts[rarest]
-        self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(latency_us)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._note(change, _Seen(latency_us))
         if change.effect == self._effects:
             self.effects.pop()
             self._in_effect(Effect(change.began_us + latency_us, change.mhz))
         self._estimate_now_and_then(self.measured)
+
+    def _note(self, change: _Open, seen: _Seen) -> None:
+        self._changes.append(seen)
+        key = change.before_mhz or 0, change.mhz
+        if key not in self._of_transition and len(self._of_transition) >= TRANSITIONS_KEPT:
+            rarest = min(self._counts, key=self._counts.__getitem__)
+            del self._of_transition[rarest], self._counts[rarest]
+        self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(seen)
+        self._counts[key] = self._counts.get(key, 0) + (not seen.longer)
 
     def _in_effect(self, effect: Effect) -> None:
         """One that would come later by estimate, though it was asked for earlier, was never seen."""
@@ -190,7 +215,7 @@ class LatencyMeter:
             self._estimate()
 
     def _estimate(self) -> None:
-        changes, calls = _quantiles(self._changes_us), self.calls
+        changes, calls = _quantiles_of(self._changes, self._published), self.calls
         if changes is not None and self.enough:
             # A clock that reads as changed before the call returns is a setting, not yet a speed.
             p50_us = max(changes.p50_us, calls.p50_us, 1)
@@ -210,3 +235,20 @@ def _quantiles(values_us: Sequence[int]) -> Quantiles | None:
     ordered = sorted(values_us)
     count = len(ordered)
     return Quantiles(ordered[count // 2], ordered[min(count - 1, count * 99 // 100)], count)
+
+
+def _quantiles_of(seen: Sequence[_Seen], published: SwitchLatency) -> Quantiles | None:
+    """The quantiles of changes of which some are only known to take longer than was seen: by the product-limit estimate
+    (Kaplan and Meier, 1958). One that was never reached is the published one, or what was seen if that is longer.
+    """
+    if not seen:
+        return None
+    ordered, remaining, found = sorted(seen), 1.0, list[int]()
+    for number, (us, longer) in enumerate(ordered):
+        if not longer:
+            remaining *= 1 - 1 / (len(ordered) - number)
+            while len(found) < len(_REMAINING) and remaining < _REMAINING[len(found)]:
+                found.append(us)
+    unseen = [max(ordered[-1].us, us_from_s(latency_s)) for latency_s in (published.p50_s, published.p99_s)]
+    p50_us, p99_us = (*found, *unseen[len(found) :])
+    return Quantiles(p50_us, p99_us, sum(not longer for _, longer in ordered))

@@ -273,9 +273,10 @@ class _Run:
         # Log-normal, and 1 in the mean: a plan's expected energy does not depend on the scatter.
         share = np.exp(spread * work.standard_normal((n, samples)) - spread**2 / 2) if spread else np.ones((n, samples))
         first_s, last_s, mean_s = (np.empty((slots, n, samples)) for _ in range(3))
-        wait_s = np.arange(gpus) * hardware.latency.call_s
         for slot in range(slots):
-            normal = latency.standard_normal((n, samples, gpus))
-            each_s = hardware.latency.p50_s * np.exp(hardware.latency.sigma * normal) + wait_s
+            # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
+            slow = np.exp(hardware.latency.sigma * latency.standard_normal((n, samples, gpus)))
+            calls_s = hardware.latency.call_s * slow
+            each_s = hardware.latency.p50_s * slow + (calls_s.cumsum(axis=2) - calls_s)
             first_s[slot], last_s[slot], mean_s[slot] = each_s.min(axis=2), each_s.max(axis=2), each_s.mean(axis=2)
         return Draws(share, Takes(first_s, last_s, mean_s))
