@@ -151,7 +151,8 @@ def deployable_frontier(
     candidates = candidates.select(chosen)
     rehearsal = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
     found = _Expected.of(rehearsal, confidence)
-    if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
+    # Where each stage keeps one clock, or has one instruction, the plans of the grains are all there are.
+    if hardware.marks is not Marks.RUN_AHEAD and problem.instructions > problem.stages:
         for wanted_s in wanted:
             search = Refinement(executor, hardware, wanted_s, confidence)
             least_j = float(deadline_bound(problem, planner.bounds, np.array([wanted_s]))[0])
