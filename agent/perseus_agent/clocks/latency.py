@@ -4,9 +4,9 @@ Every write tells how long it waited for its turn and how long the driver's call
 a plan has one clock, as in a profiling sweep) the SM clock is read until it is the one that was asked for. ``read_us``
 says when to read; a reading that is not taken in time ends that measurement and nothing else. So does the next write:
 then it is known only that the change takes longer than was seen, and that counts as what it is. Without it, a plan that
-changes its clocks often would show only the quick changes. The meter belongs to the
-thread of its GPU; ``switch``, ``lead`` and ``transitions`` return plain values that other threads may use. Times are
-microseconds of one clock; nothing here reads a clock or a device.
+changes its clocks often would show only the quick changes. The meter belongs to the thread of its GPU; ``switch``,
+``lead`` and ``transitions`` return plain values that other threads may use. Times are microseconds of one clock;
+nothing here reads a clock or a device.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class LatencyMeter:
         self._of_transition: dict[tuple[int, int], deque[_Seen]] = {}
         self._counts: dict[tuple[int, int], int] = {}
         self._open: _Open | None = None
-        self._reached = False  # the last write was seen in effect
+        self._reached = True  # the last write was seen in effect; before the first, nobody has written
         self._wrote_us = since_us
+        self._owed = False  # a reading has shown only that the last write is in effect: the next one is measured
         self._effects = 0
         self.effects: deque[Effect] = deque(maxlen=EFFECTS_KEPT)
         """The clocks of the last writes, oldest first."""
@@ -159,7 +160,8 @@ class LatencyMeter:
         self._reached, self._wrote_us = False, began_us
         self._estimate_now_and_then(self._effects)
         apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
-        affordable = self._spent_us <= READ_SHARE * (began_us - self._since_us)
+        affordable = self._owed or self._spent_us <= READ_SHARE * (began_us - self._since_us)
+        self._owed = False
         if mhz is not None and apart and (self.every or affordable):
             from_before = settled and before_mhz is not None  # the default clocks may be the same as a locked one
             self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects, from_before)
@@ -176,10 +178,14 @@ class LatencyMeter:
             change.seen_us = since_us
             if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
                 self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
+            else:
+                self._open = None  # something else holds the clock back, which says nothing of changes
         else:
             self._open, self._reached = None, True
-            if change.seen_us or change.from_before:  # else the change before this one may not be in effect yet
+            if change.seen_us or change.from_before:
                 self._measured(change, since_us)
+            else:  # the change before this one may not have been in effect yet
+                self._owed = True
 
     def give_up(self) -> None:
         """The clock cannot be read now, or another was written."""

@@ -17,7 +17,7 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
 from perseus_solver.rehearsal.hardware import Hardware
-from perseus_solver.rehearsal.outcome import rehearse
+from perseus_solver.rehearsal.outcome import rehearse_fastest
 
 CONFIDENCE: Final = 0.95
 """Share of the iterations that keep the time of a plan."""
@@ -37,9 +37,7 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = Hardware.from_json(request.hardware)
-    # With all clocks at their maximum instructions scatter and pipelines wait, too.
-    fastest = problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))
-    no_slower_s = float(rehearse(problem, fastest, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + NO_SLOWDOWN)
+    no_slower_s = float(rehearse_fastest(problem, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + NO_SLOWDOWN)
     frontier = deployable_frontier(
         Planner(problem), hardware, points=request.points, confidence=CONFIDENCE, times_s=[no_slower_s]
     )

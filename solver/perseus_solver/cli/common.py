@@ -257,12 +257,10 @@ def deploy(
 
     from perseus_solver.errors import Infeasible
     from perseus_solver.kinds import latest_s
-    from perseus_solver.rehearsal import deployable_frontier, rehearse
+    from perseus_solver.rehearsal import deployable_frontier, rehearse, rehearse_fastest
 
     problem, confidence = planner.problem, options.confidence
-    fastest = problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))
-    # A slowdown is against all clocks at their maximum on the same hardware, where instructions scatter as well.
-    before = rehearse(problem, fastest, hardware)
+    before = rehearse_fastest(problem, hardware)
     wanted_s = deadline_s(options, float(before.time_kept_s(confidence)[0]))
     if latest_s(wanted_s) < planner.t_min_s:
         raise Infeasible(wanted_s, planner.t_min_s)

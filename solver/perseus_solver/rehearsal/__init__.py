@@ -8,7 +8,7 @@ from perseus_solver.model.result import Grain
 from perseus_solver.rehearsal.deployment import DEFAULT_CONFIDENCE, deployable_frontier, ideal_point
 from perseus_solver.rehearsal.hardware import Hardware, InvalidHardware, Marks
 from perseus_solver.rehearsal.losses import Loss, LossCause, explain_losses
-from perseus_solver.rehearsal.outcome import Rehearsal, Rule, rehearse
+from perseus_solver.rehearsal.outcome import Rehearsal, Rule, rehearse, rehearse_fastest
 
 __all__ = [
     "DEFAULT_CONFIDENCE",
@@ -24,4 +24,5 @@ __all__ = [
     "explain_losses",
     "ideal_point",
     "rehearse",
+    "rehearse_fastest",
 ]
