@@ -22,6 +22,11 @@ false alarm in 10⁸ iterations of a stage if the noise is normal.
 """
 LONGEST: Final = 64
 """The longest window: a change shows a tenth as soon as with one measurement, and is still worth to know then."""
+NO_SLOWDOWN: Final = 0.005
+"""A time that is kept on real GPUs counts as no slower than the fastest up to this share: half of what the operator's
+bound guard tolerates, since iterations differ by as much anyway. Without it a clock that may rise a millisecond late
+would save nothing.
+"""
 _QUANTILES: Final = ((0.5, 1), (0.9, 32))
 """Quantiles of the residuals, and from how many on they count: most of them, and the tail that load often has. Of
 fewer, the tail is what single outliers make it."""

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perseus_operator.planning.objective import NO_SLOWDOWN
 from perseus_operator.solving.rehearsed import CONFIDENCE
 from perseus_sim.execution.agent_control import AgentControl
 from perseus_sim.execution.bound import least_work_j, mean_call_s
@@ -33,6 +32,7 @@ from perseus_solver.model.result import Frontier, Grain
 from perseus_solver.rehearsal import Hardware
 from perseus_solver.rehearsal.deployment import deployable_frontier
 from perseus_solver.schedules import build_schedule
+from perseus_solver.significance import NO_SLOWDOWN
 
 GPUS = ("a100", "h100", "h200", "b200")
 FORWARDS_MS = (5, 12, 36, 90)

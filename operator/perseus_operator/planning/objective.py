@@ -14,15 +14,11 @@ from enum import IntEnum
 from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
 from perseus_proto.units import mean_power_w, s_from_us, us_from_s
+from perseus_solver.significance import NO_SLOWDOWN
 
 _GRID = 1.01
 """The target of a deadline by date changes with every iteration. Targets are rounded to a geometric grid of 1 %, so
 that plans do not change as often."""
-
-
-NO_SLOWDOWN = 0.005
-"""A rehearsed time counts as no slower than the fastest up to this share: half of what the bound guard tolerates, since
-iterations differ by as much anyway. Without it a clock that may rise a millisecond late would save nothing."""
 
 
 class Grain(IntEnum):

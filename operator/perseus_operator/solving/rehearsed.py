@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from perseus_operator.planning.objective import NO_SLOWDOWN
 from perseus_operator.solving.request import SolveRequest
 from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem
@@ -18,6 +17,7 @@ from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
 from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import rehearse_fastest
+from perseus_solver.significance import NO_SLOWDOWN
 
 CONFIDENCE: Final = 0.95
 """Share of the iterations that keep the time of a plan."""

@@ -108,7 +108,8 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
         "--max-slowdown",
         type=percent,
         metavar="P%",
-        help="how much longer an iteration may take than with all clocks at their maximum, such as 3%%",
+        help="how much longer an iteration may take than with all clocks at their maximum, such as 3%% "
+        "(default: no longer, to half a per cent with --hardware)",
     )
 
 

@@ -242,7 +242,8 @@ def deploy(
 ) -> Deployed:
     """Return the plan of least expected energy that keeps the deadline with the confidence on this hardware.
 
-    Where none does, the fastest is returned, and a note says so.
+    Where none does, the fastest is returned, and a note says so. Where no deadline is given it is that of the operator
+    for no slowdown.
 
     Args:
         options: the parsed arguments of ``add_deadline`` and ``add_hardware``.
@@ -258,10 +259,13 @@ def deploy(
     from perseus_solver.errors import Infeasible
     from perseus_solver.kinds import latest_s
     from perseus_solver.rehearsal import deployable_frontier, rehearse, rehearse_fastest
+    from perseus_solver.significance import NO_SLOWDOWN
 
     problem, confidence = planner.problem, options.confidence
     before = rehearse_fastest(problem, hardware)
-    wanted_s = deadline_s(options, float(before.time_kept_s(confidence)[0]))
+    fastest_s = float(before.time_kept_s(confidence)[0])
+    free = options.deadline_s is None and options.max_slowdown is None
+    wanted_s = (1 + NO_SLOWDOWN) * fastest_s if free else deadline_s(options, fastest_s)
     if latest_s(wanted_s) < planner.t_min_s:
         raise Infeasible(wanted_s, planner.t_min_s)
     found = deployable_frontier(planner, hardware, confidence=confidence, times_s=(wanted_s,), progress=progress)

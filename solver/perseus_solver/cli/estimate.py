@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, assumed, common
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     assumed.add_arguments(parser)
     arguments.add_deadline(parser)
     group = parser.add_argument_group("the fleet")
-    group.add_argument("--gpus", type=arguments.count, metavar="N", help="GPUs that train so (default: one pipeline)")
+    group.add_argument("--gpus", type=arguments.count, metavar="N", help="GPUs of the job (default: one pipeline)")
     group.add_argument(
         "--hours", type=arguments.positive, default=_MONTH_H, metavar="H", help="hours of training (default: 720)"
     )
@@ -84,13 +84,15 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         simulator, base_s, base_j = assumed.read_baseline(options, curves)
         basis, shares = assumed.basis(options, curves), TRUE_SHARES
     problem = simulator.problem
+    gpus = options.gpus or problem.stages
+    if hardware is not None and options.hardware is None:
+        hardware = replace(hardware, pipelines=max(gpus // problem.stages, 1))
     planner = Planner(problem)
     with ProgressBar("solving") as progress:
         ideal = planner.plan(common.deadline_s(options, base_s), progress=progress)
         outcomes = [_Outcome(ideal.iteration_time_s / base_s - 1, ideal.energy_j / base_j - 1)]
         if hardware is not None:
             outcomes.append(_rehearsed(options, planner, hardware))
-    gpus = options.gpus or problem.stages
     power_kw = base_j / base_s * gpus / problem.stages / 1000
     kwh = power_kw * options.hours
     energies = [share * outcome.energy for outcome in outcomes for share in shares]
@@ -128,7 +130,7 @@ def _rehearsed(options: argparse.Namespace, planner: Planner, hardware: Hardware
     """Return what the best plan does where clocks change late, against all clocks at maximum on the same hardware."""
     found = common.deploy(options, planner, hardware)
     return _Outcome(
-        time=float(found.after.time_s.mean() / found.before.time_s.mean() - 1),
+        time=float(found.after.mean_time_s[0] / found.before.mean_time_s[0] - 1),
         energy=float(found.after.mean_energy_j[0] / found.before.mean_energy_j[0] - 1),
     )
 

@@ -35,7 +35,7 @@ DEFAULT_KERNELS: Final = MappingProxyType(
     }
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
-_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 1_000_000, 0.5, 256
+_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 10_000_000, 0.5, 256
 
 
 class InvalidHardware(SolverError):

@@ -321,6 +321,14 @@ def test_slow_clocks_make_an_estimate_an_interval(perseus: Callable[..., tuple[i
         assert perseus("estimate", *wrong) == (2, "", f"perseus estimate: {message}\n")
 
 
+def test_an_estimate_for_more_gpus_is_one_for_a_job_that_waits_for_more(
+    perseus: Callable[..., tuple[int, str, str]],
+) -> None:
+    shape = ("--gpu", "NVIDIA A100-SXM4-80GB", "--max-slowdown", "1%", "--output", "-")
+    few, many = (json.loads(perseus("estimate", *shape, "--gpus", gpus)[1])["expected"] for gpus in ("3", "3000000"))
+    assert few["energy"] < many["energy"] < 0
+
+
 def test_a_plan_keeps_its_deadline_under_scatter(perseus: Callable[..., tuple[int, str, str]]) -> None:
     words = ("--max-slowdown", "2%", "--output", "-")
     code, out, err = perseus("plan", *words, "--scatter", "1%", "--confidence", "90%")
