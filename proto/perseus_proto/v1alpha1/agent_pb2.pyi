@@ -304,14 +304,26 @@ class PlanSet(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSchedule, _Mapping]]] = ..., points: _Optional[_Iterable[_Union[PlanPoint, _Mapping]]] = ..., clocks_mhz: _Optional[_Iterable[int]] = ..., clock_indices: _Optional[bytes] = ...) -> None: ...
 
 class PushPlanSetRequest(_message.Message):
-    __slots__ = ("job_uid", "epoch", "plan_set")
+    __slots__ = ("job_uid", "epoch", "plan_set", "changes")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_SET_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     plan_set: PlanSet
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_set: _Optional[_Union[PlanSet, _Mapping]] = ...) -> None: ...
+    changes: _containers.RepeatedCompositeFieldContainer[ClockChange]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_set: _Optional[_Union[PlanSet, _Mapping]] = ..., changes: _Optional[_Iterable[_Union[ClockChange, _Mapping]]] = ...) -> None: ...
+
+class ClockChange(_message.Message):
+    __slots__ = ("clock_mhz", "p50_us", "p99_us")
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    clock_mhz: int
+    p50_us: int
+    p99_us: int
+    def __init__(self, clock_mhz: _Optional[int] = ..., p50_us: _Optional[int] = ..., p99_us: _Optional[int] = ...) -> None: ...
 
 class PushPlanSetResponse(_message.Message):
     __slots__ = ("plan_id",)
