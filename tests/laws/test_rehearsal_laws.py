@@ -14,7 +14,7 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
-from perseus_solver.rehearsal.control import _without_dips
+from perseus_solver.rehearsal.control import requests
 from perseus_solver.schedules import build_schedule, with_constants
 
 LAW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -138,6 +138,26 @@ def test_a_latency_that_is_known_exactly_costs_nothing(problem: Problem, latency
     assert found.energy_j.max(axis=1) == pytest.approx(exact.energy_j, rel=1e-9)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=2, max_size=12),
+    st.lists(st.integers(0, 20), min_size=5, max_size=5),
+    st.integers(0, 5),
+)
+def test_no_clock_is_too_low_where_each_latency_is_known_exactly(
+    parts: list[tuple[int, int]], latencies: list[int], worth: int
+) -> None:
+    """Changes come into effect in the order of their requests, as on a GPU; a slow one keeps a quick one waiting."""
+    long = [(100, 0), *parts, (100, 0)]
+    wanted = np.repeat([clock for _, clock in long], [length for length, _ in long])
+    starts = np.append(0, np.flatnonzero(np.diff(wanted)) + 1)
+    takes = np.array(latencies, dtype=float)
+    at, clocks = requests(starts.astype(float), wanted[starts], takes, takes, float(worth))
+    assert (np.diff(at) >= 0).all()
+    effect = np.maximum.accumulate(at + takes[clocks])
+    for now, enough in enumerate(wanted.tolist()):
+        assert clocks[max(effect.searchsorted(now, side="right") - 1, 0)] >= enough, now
+
+
 @LAW
 @given(problems(), st.floats(0.0, 3.0))
 def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Problem, p50_s: float) -> None:
@@ -153,7 +173,8 @@ def test_short_dips_are_left_out_as_the_agent_leaves_them_out(parts: list[tuple[
     """
     wanted = np.repeat([clock for _, clock in parts], [length for length, _ in parts])
     starts = np.append(0, np.flatnonzero(np.diff(wanted)) + 1)
-    at, clocks = _without_dips(starts.astype(float), wanted[starts], float(worth))
+    at_once = np.zeros(5)
+    at, clocks = requests(starts.astype(float), wanted[starts], at_once, at_once, float(worth))
     asked = wanted[0]
     for now, enough in enumerate(wanted.tolist()):
         asked = min(max(asked, enough), wanted[now : now + max(worth, 1)].max())

@@ -21,6 +21,21 @@ _BOTH, _SPEED, _POWER = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """How long changes take, by the clock that is changed to.
+
+    Attributes:
+        p50_s, sigma: float[clocks], median, seconds, and standard deviation of the logarithm.
+        call_s, call_sigma: the same of the driver's calls.
+    """
+
+    p50_s: Floats
+    sigma: Floats
+    call_s: float
+    call_sigma: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Takes:
     """How long changes take from the begin of a call until the first of a stage's GPUs has the new clock, until the
     last has it, and in the mean; seconds, any shape.
@@ -30,14 +45,32 @@ class Takes:
     last_s: Floats
     mean_s: Floats
 
-    def of(self, slot: int, rows: Index) -> Takes:
-        """Return those of a slot of some instructions, for all plans."""
-        place = slot, rows, None
-        return Takes(self.first_s[place], self.last_s[place], self.mean_s[place])
 
-    def drawn(self, at: Index) -> Takes:
-        """Return some of all, by their places."""
-        return Takes(self.first_s.ravel()[at], self.last_s.ravel()[at], self.mean_s.ravel()[at])
+@dataclass(frozen=True, slots=True, eq=False)
+class Luck:
+    """Which changes are slow.
+
+    Attributes:
+        normal: float[..., gpus], of the GPUs of a stage that change together, one after another: how slow each is.
+        latencies: what that means in seconds.
+    """
+
+    normal: Floats
+    latencies: Latencies
+
+    def of(self, slot: int, rows: Index) -> Luck:
+        """Return that of a slot of some instructions."""
+        return Luck(self.normal[slot, rows], self.latencies)
+
+    def takes(self, at: Index, clock: Index) -> Takes:
+        """Return how long changes to some clocks take; ``at`` are places in ``normal``, its last axis left out."""
+        own, latencies = self.normal.reshape(-1, self.normal.shape[-1])[at], self.latencies
+        each_s = latencies.p50_s[clock][:, None] * np.exp(latencies.sigma[clock][:, None] * own)
+        if own.shape[1] > 1:
+            # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
+            calls_s = latencies.call_s * np.exp(latencies.call_sigma * own[:, :-1])
+            each_s[:, 1:] += calls_s.cumsum(axis=1)
+        return Takes(each_s.min(axis=1), each_s.max(axis=1), each_s.mean(axis=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,14 +166,14 @@ class StageCalls:
         self.clock, self.power = calls._clock[self._gpu], calls._power[self._gpu]
         self.next_s = calls._next_s[self._gpu]
 
-    def ask(self, due_s: Floats, target: Index, wanted: np.ndarray, takes: Takes) -> None:
+    def ask(self, due_s: Floats, target: Index, wanted: np.ndarray, luck: Luck) -> None:
         """Ask for clocks; all arguments are, or can be broadcast to, [stages of the level, plans, samples].
 
         Args:
             due_s: when.
             target: positions of the clocks.
             wanted: where there is a request.
-            takes: how long the changes take.
+            luck: [stages of the level, samples, gpus], whether changes are slow: the same for all plans.
         """
         calls, size, shape = self._calls, self._calls._gpu.size, due_s.shape
         target, wanted = np.broadcast_to(target, shape).ravel(), np.broadcast_to(wanted, shape).ravel()
@@ -157,10 +190,9 @@ class StageCalls:
         at, gpu, target, due = at[new], gpu[new], target[new], due[new]
         start_s = np.maximum(due, calls._called_s[gpu] + calls._call_s)
         rises = target > asked[at]
-        # Latencies are the same for all plans: row and sample tell them.
         draw = at // (shape[1] * shape[2]) * shape[2] + at % shape[2]
         calls._called_s[gpu] = start_s
-        first_s = self._come(gpu, target, start_s, rises, takes.drawn(draw))
+        first_s = self._come(gpu, target, start_s, rises, luck.takes(draw, target))
         self.next_s[at] = np.minimum(self.next_s[at], first_s)
         calls.made += np.bincount(at % calls.made.size, minlength=calls.made.size).reshape(calls.made.shape)
 

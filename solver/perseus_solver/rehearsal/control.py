@@ -1,9 +1,10 @@
 """When an agent asks for which clock: the rule of design note 0019, computed for whole plans at once.
 
-At any moment the agent asks for the highest planned clock among the instructions that may run when a change asked for
-now is in effect: those that overlap [now + L − s, now + L + s]. So an instruction wants its clock from L + s before it
-begins until L − s before it ends, in the agent's timetable, and every change of the highest wanted clock is a request.
-A lower clock that would be wanted for less than two calls is not asked for.
+A change of the planned clock has a moment from which it is right: a higher clock when its first instruction begins, a
+lower one when the instruction before has ended, and before the first of an iteration when that begins. An agent asks
+for a higher clock L + s before that moment and for a lower one L - s before, where L is the median and s the scatter of
+the time that a change to this clock takes. Changes that would be asked for in the wrong order are left out so that
+nothing is late, and so is a lower clock that would be wanted for less than two calls.
 
 Between two marks the timetable advances with the time, as far as the next mark. So a request is placed by the last mark
 before it and by the time from there. Only marks of begins count here: what the end of an instruction says about the
@@ -24,6 +25,8 @@ from perseus_solver.rehearsal.execution import Begun
 
 NO_CLOCK = -1
 """Of an instruction that sets no clock."""
+_BESIDE = 3
+"""Changes so far apart do not decide about each other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +38,9 @@ class Expected:
         period_s: float[plans], time from one iteration to the next.
         clock: int[n, plans], planned clocks; `NO_CLOCK` where an instruction sets none.
         stage_offset: the instructions of each stage.
-        ahead_s: how much before its effect a change is asked for, L.
-        margin_s: float[n, plans], how much before that the agent raises, and after that it lowers, s.
+        raise_s, lower_s: float[clocks], how much before it is right a clock is asked for that is higher, or lower, than
+            the one before, s.
+        margin_s: float[n, plans], how much before its begin and after its end an instruction may run, s.
         worth_s: a lower clock that is wanted for less is not asked for.
     """
 
@@ -45,40 +49,47 @@ class Expected:
     period_s: Floats
     clock: Index
     stage_offset: list[int]
-    ahead_s: float
+    raise_s: Floats
+    lower_s: Floats
     margin_s: Floats
     worth_s: float
 
     def changes(self, stage: int, plan: int, since_s: float, until_s: float) -> tuple[Floats, Index]:
-        """Return when the highest wanted clock of a stage changes, and to what, in a span that contains a change.
+        """Return when a stage asks for other clocks, and for which, in a span of one iteration at least.
 
-        Times count from the stage's first begin. The first clock of the span counts as a change.
+        Times count from the stage's first begin. If there is none in the span, the clock counts as asked for at its
+        begin.
         """
         own = slice(*self.stage_offset[stage : stage + 2]), plan
-        begin_s, period_s = self.begin_s[own], float(self.period_s[plan])
+        origin_s, period_s = float(self.begin_s[own][0]), float(self.period_s[plan])
+        low_s, high_s = origin_s + since_s, origin_s + until_s
         sets = np.flatnonzero(self.clock[own] != NO_CLOCK)
         clocks, margin_s = self.clock[own][sets], self.margin_s[own][sets]
-        if len(sets) == 0 or (clocks == clocks[0]).all():
-            return np.full(len(clocks[:1]), begin_s[0] + since_s), clocks[:1]
-        # Margins differ little from one instruction to the next, but intervals must begin, and end, in order.
-        starts = np.minimum.accumulate((begin_s[sets] - self.ahead_s - margin_s)[::-1])[::-1]
-        stops = np.maximum.accumulate(self.end_s[own][sets] - self.ahead_s + margin_s)
-        low_s, high_s = begin_s[0] + since_s, begin_s[0] + until_s
-        first, last = math.floor((low_s - stops[-1]) / period_s) - 1, math.ceil((high_s - starts[0]) / period_s)
+        begin_s, end_s = self.begin_s[own][sets], self.end_s[own][sets]
+        before = np.roll(clocks, 1)
+        at = np.flatnonzero(clocks != before)
+        if len(at) == 0:
+            return np.full(len(clocks[:1]), low_s), clocks[:1]
+        right_s = np.where(clocks > before, begin_s - margin_s, np.roll(end_s + margin_s, 1))
+        if clocks[0] < before[0]:  # after the last instruction gradients are reduced and applied
+            right_s[0] = begin_s[0] + margin_s[0]
+        right_s, clocks = right_s[at], clocks[at]
+        # One iteration more on both sides: what is left out depends on what is beside it.
+        first = math.floor((low_s + float(self.lower_s.min()) - float(right_s[-1])) / period_s) - 1
+        last = math.ceil((high_s + float(self.raise_s.max()) - float(right_s[0])) / period_s) + 1
         shift = (np.arange(first, last + 1) * period_s)[:, None]
-        highest = _RangeMaximum(np.tile(clocks, len(shift)))
-        starts, stops = (shift + starts).ravel(), (shift + stops).ravel()
-        at_s = np.unique(np.concatenate([starts, stops]))
-        at_s = at_s[(at_s >= low_s) & (at_s < high_s)]
-        low, high = stops.searchsorted(at_s, side="right"), starts.searchsorted(at_s, side="right")
-        some = high > low  # where no instruction may run, the clock stays as it is
-        return _without_dips(*_changes_of(at_s[some], highest(low[some], high[some])), self.worth_s)
+        moments_s: Floats = np.ravel(shift + right_s)
+        asked_s, wanted = requests(moments_s, np.tile(clocks, len(shift)), self.raise_s, self.lower_s, self.worth_s)
+        low, high = asked_s.searchsorted((low_s, high_s))
+        if low == high:
+            return np.full(1, low_s), wanted[low - 1 : low]
+        return asked_s[low:high], wanted[low:high]
 
     def start(self) -> Start:
         """Return the clocks in effect and on their way when an iteration begins that follows others like it."""
         stages, plans = len(self.stage_offset) - 1, len(self.period_s)
         before = [
-            self.changes(stage, plan, -self.ahead_s - float(self.period_s[plan]), 0.0)
+            self.changes(stage, plan, -float(self.raise_s.max()) - float(self.period_s[plan]), 0.0)
             for stage in range(stages)
             for plan in range(plans)
         ]
@@ -86,7 +97,9 @@ class Expected:
         effect_s = np.full((longest, len(before)), np.inf)
         target = np.zeros((longest, len(before)), dtype=np.intp)
         for column, (at_s, wanted) in enumerate(before):
-            effect_s[: len(at_s), column], target[: len(at_s), column] = at_s + self.ahead_s, wanted
+            takes_s = (self.raise_s + self.lower_s)[wanted] / 2
+            effect_s[: len(at_s), column] = np.maximum.accumulate(at_s + takes_s)
+            target[: len(at_s), column] = wanted
         shape = stages, plans
         return Start(target[0].reshape(shape), effect_s.reshape(-1, *shape), target.reshape(-1, *shape))
 
@@ -149,46 +162,47 @@ def timetable(expected: Expected, *, corrected: bool) -> Timetable:
     return _packed(found, n, plans, corrected=corrected)
 
 
+def requests(right_s: Floats, wanted: Index, raise_s: Floats, lower_s: Floats, worth_s: float) -> tuple[Floats, Index]:
+    """Return when changes are asked for, without those that are not worth it or would be asked for in the wrong order.
+
+    A clock that is left out is replaced by the lower one of those beside it that are higher: nothing is late, and that
+    costs the least energy. Of those near each other the shortest is left out first, for what is left of a deeper dip
+    may last long enough.
+
+    Args:
+        right_s: float[changes], the moments from which clocks are right, increasing.
+        wanted: int[changes], which; each differs from the one before.
+        raise_s, lower_s: float[clocks], how much before that a clock is asked for, see `Expected`.
+        worth_s: a lower clock that is wanted for less is not asked for.
+    """
+    while True:
+        rises = np.append(True, wanted[1:] > wanted[:-1])
+        asked_s = right_s - np.where(rises, raise_s[wanted], lower_s[wanted])
+        before, clock, after = wanted[:-2], wanted[1:-1], wanted[2:]
+        dip, peak = clock < np.minimum(before, after), clock > np.maximum(before, after)
+        # A clock is lowered only after all GPUs have had their turn to raise it: they are sent the newest target only.
+        late = 2 + np.flatnonzero(peak & (asked_s[2:] < asked_s[1:-1] + worth_s))
+        asked_s[late] = asked_s[late - 1] + worth_s
+        lacks_s = asked_s[1:-1] - asked_s[2:]
+        # Changes come into effect in order: a higher clock must not wait for a lower one.
+        in_order_s = asked_s[1:-1] + raise_s[clock] - right_s[2:]
+        lacks_s = np.where(peak, -np.inf, np.where(dip, np.maximum(lacks_s + worth_s, in_order_s), lacks_s))
+        padded_s = np.pad(lacks_s, _BESIDE, constant_values=-np.inf)
+        beside_s = np.stack([padded_s[k : k + len(lacks_s)] for k in range(2 * _BESIDE + 1)])
+        worst = np.flatnonzero((lacks_s > 0) & (lacks_s == beside_s.max(axis=0)))
+        if not len(worst):
+            ordered_s: Floats = np.maximum.accumulate(asked_s)
+            return ordered_s, wanted
+        lower, higher = np.minimum(before, after), np.maximum(before, after)
+        wanted = wanted.copy()
+        wanted[worst + 1] = np.where(dip, lower, higher)[worst]
+        right_s, wanted = _changes_of(right_s, wanted)
+
+
 def _changes_of(at_s: Floats, wanted: Index) -> tuple[Floats, Index]:
     """Leave out what changes nothing; the first clock counts as a change."""
     changed = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
     return at_s[changed], wanted[changed]
-
-
-def _without_dips(at_s: Floats, wanted: Index, worth_s: float) -> tuple[Floats, Index]:
-    """Keep the clock where a lower one would be wanted for a shorter time than it is worth; the shortest dip first, for
-    what is left of a deeper one may last long enough.
-    """
-    while len(wanted) > 2:
-        lasts_s, low = np.diff(at_s)[1:], wanted[1:-1]
-        beside = np.minimum(wanted[:-2], wanted[2:])
-        lasts_s = np.where(low < beside, lasts_s, np.inf)
-        shortest = int(lasts_s.argmin())
-        if lasts_s[shortest] >= worth_s:
-            break
-        wanted = wanted.copy()
-        wanted[shortest + 1] = beside[shortest]
-        at_s, wanted = _changes_of(at_s, wanted)
-    return at_s, wanted
-
-
-class _RangeMaximum:
-    """The largest value of any range, from maxima of ranges whose lengths are powers of two."""
-
-    def __init__(self, values: Index) -> None:
-        self._levels = [values]
-        while 2 ** len(self._levels) <= len(values):
-            last, half = self._levels[-1], 2 ** (len(self._levels) - 1)
-            self._levels.append(np.maximum(last[:-half], last[half:]))
-
-    def __call__(self, low: Index, high: Index) -> Index:
-        """Return the maxima of ``values[low:high]``; no range is empty."""
-        out = np.empty(len(low), dtype=np.intp)
-        level = np.frexp((high - low).astype(np.float64))[1] - 1
-        for k in np.unique(level).tolist():
-            at = np.flatnonzero(level == k)
-            out[at] = np.maximum(self._levels[k][low[at]], self._levels[k][high[at] - 2**k])
-        return out
 
 
 def _packed(

@@ -15,7 +15,7 @@ import numpy as np
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.rehearsal.calls import Calls, StageCalls, Start, Takes
+from perseus_solver.rehearsal.calls import Calls, Luck, StageCalls, Start
 from perseus_solver.rehearsal.clocks import ClockTables
 
 
@@ -60,11 +60,11 @@ class Draws:
 
     Attributes:
         work: float[n, samples], time of each instruction as a share of its profile's.
-        takes: [slots, n, samples], how long changes take.
+        luck: [slots, n, samples], how slow changes are.
     """
 
     work: Floats
-    takes: Takes
+    luck: Luck
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +174,7 @@ class Executor:
             if used:
                 begun = Begun(rows, stages, begin, work.takes_s(level), before_s[0][stages], before_s[1][stages])
                 for slot in range(used):
-                    level.ask(*control.due(slot, begun), draws.takes.of(slot, rows))
+                    level.ask(*control.due(slot, begun), draws.luck.of(slot, rows))
                 work.wait(level)
             end = work.finish(level)
             level.keep()

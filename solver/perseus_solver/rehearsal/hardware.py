@@ -6,8 +6,9 @@ The JSON format is that of ``perseus plan --hardware``. It comes from users, so 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,7 +18,7 @@ from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Kind
 
 MAX_BYTES: Final = 1 << 16
-"""Of a description as JSON: it has ten numbers."""
+"""Of a description as JSON: it has ten numbers, and two of each clock."""
 TYPICAL_NOISE: Final = 0.002
 """Recorded A100 runs of BERT scatter by 0.14 % in the median instruction, and by less than 0.3 % in three of four."""
 DEFAULT_LAUNCH_S: Final = 1e-5
@@ -36,6 +37,7 @@ DEFAULT_KERNELS: Final = MappingProxyType(
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
 _MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 10_000_000, 0.5, 256
+_MAX_CLOCKS, _MAX_DIGITS = 255, 5
 
 
 class InvalidHardware(SolverError):
@@ -65,6 +67,7 @@ class Hardware:
     Attributes:
         model: name of the GPU model.
         latency: distribution of the time that a clock change takes, and the duration of a call.
+        clocks: by clock, MHz, the distribution for changes to it, where it is known. Calls last as in ``latency``.
         marks: who marks instructions.
         launch_s: time in which the host launches one kernel, seconds.
         launch_queue: kernels that the host may be ahead of the GPU.
@@ -84,17 +87,16 @@ class Hardware:
     gpus_per_lock: int = 1
     noise: float = 0.0
     pipelines: int = 1
+    clocks: Mapping[int, SwitchLatency] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.model) <= _MAX_NAME:
             raise InvalidHardware(f"hardware: model must have 1 to {_MAX_NAME} characters, not {len(self.model)}")
-        p50, p99 = self.latency.p50_s, self.latency.p99_s
-        _number("switch_latency_s.p50", p50, 0.0, _MAX_S)
-        _number("switch_latency_s.p99", p99, 0.0, _MAX_S)
-        if p99 < p50:
-            raise InvalidHardware(f"hardware: switch_latency_s.p99 must be at least p50, {p50:g}, not {p99:g}")
-        if p50 == 0 < p99:
-            raise InvalidHardware(f"hardware: switch_latency_s.p50 must be greater than zero where p99 is, {p99:g}")
+        _distribution("switch_latency_s", self.latency)
+        if len(self.clocks) > _MAX_CLOCKS:
+            raise InvalidHardware(f"hardware: switch_latency_s.clocks must be at most {_MAX_CLOCKS}")
+        for mhz, latency in self.clocks.items():
+            _distribution(f"switch_latency_s.clocks.{mhz}", latency)
         _number("call_s", self.latency.call_s, 0.0, _MAX_S)
         _number("launch_s", self.launch_s, 0.0, 1.0)
         _number("noise", self.noise, 0.0, _MAX_NOISE)
@@ -104,15 +106,27 @@ class Hardware:
         for kind, count in self.kernels.items():
             _whole(f"kernels.{kind.label}", count, 1, _MAX_KERNELS)
 
-    @property
-    def asked_ahead_s(self) -> float:
-        """How much before an instruction an agent asks for its clock, seconds: the median latency, waits included."""
-        return self.latency.p50_s + (self.gpus_per_lock - 1) * self.latency.call_s / 2
+    def latency_of(self, mhz: int) -> SwitchLatency:
+        """Return the distribution of the time that a change to a clock takes."""
+        return self.clocks.get(mhz, self.latency)
+
+    def asked_ahead_s(self, mhz: int) -> float:
+        """How much before its effect an agent asks for a clock, seconds: the median latency, waits included."""
+        return self.latency_of(mhz).p50_s + self._longest_wait_s / 2
+
+    def deviation_s(self, mhz: int) -> float:
+        """How much earlier an agent raises, and later it lowers, seconds: the scatter of latency and waits."""
+        return self.latency_of(mhz).deviation_s + self._longest_wait_s / 2
 
     @property
-    def deviation_s(self) -> float:
-        """How much earlier an agent raises, and later it lowers, seconds: the scatter of latency and waits."""
-        return self.latency.deviation_s + (self.gpus_per_lock - 1) * self.latency.call_s / 2
+    def worth_s(self) -> float:
+        """How long a lower clock must be wanted at least: for two calls, after the last GPU of a lock has its turn."""
+        return 2 * self.latency.call_s + self._longest_wait_s
+
+    @property
+    def _longest_wait_s(self) -> float:
+        """How long the last GPU of a lock waits for its turn; calls scatter as changes do."""
+        return (self.gpus_per_lock - 1) * self.latency.call_s * math.exp(self.latency.sigma**2 / 2)
 
     @classmethod
     def published(cls, model: str, *, marks: Marks = Marks.GPU, gpus_per_lock: int = 1) -> Hardware:
@@ -136,7 +150,8 @@ class Hardware:
         Args:
             text: ``{"model": "…", "switch_latency_s": {"p50": 0.02, "p99": 0.1}, "call_s": 0.002, "marks": "gpu"}``,
                 and optionally ``launch_s``, ``launch_queue``, ``kernels`` (by instruction), ``gpus_per_lock``,
-                ``noise`` and ``pipelines``.
+                ``noise`` and ``pipelines``. ``switch_latency_s`` may have ``clocks``, the same by the clock that is
+                changed to: ``{"1335": {"p50": 0.04, "p99": 0.06}}``.
 
         Raises:
             InvalidHardware: the message names the field and the rule.
@@ -148,21 +163,23 @@ class Hardware:
         except (ValueError, RecursionError) as error:
             raise InvalidHardware(f"hardware: not JSON: {error}") from None
         fields = _fields("hardware", document, _REQUIRED, _OPTIONAL)
-        latency = _fields("switch_latency_s", fields["switch_latency_s"], ("p50", "p99"), ())
+        latency = _fields("switch_latency_s", fields["switch_latency_s"], _QUANTILES, ("clocks",))
         if not isinstance(fields["model"], str):
             raise InvalidHardware("hardware: model must be a text")
         if fields["marks"] not in list(Marks):
             raise InvalidHardware(f"hardware: marks must be one of {', '.join(Marks)}, not {_short(fields['marks'])}")
         gpus_per_lock = _whole("gpus_per_lock", fields.get("gpus_per_lock", 1), 1, _MAX_GPUS)
+        given = SwitchLatency(
+            p50_s=_number("switch_latency_s.p50", latency["p50"], 0.0, _MAX_S),
+            p99_s=_number("switch_latency_s.p99", latency["p99"], 0.0, _MAX_S),
+            call_s=_number("call_s", fields["call_s"], 0.0, _MAX_S),
+            shared_lock=gpus_per_lock > 1,
+            source="given",
+        )
         return cls(
             model=fields["model"],
-            latency=SwitchLatency(
-                p50_s=_number("switch_latency_s.p50", latency["p50"], 0.0, _MAX_S),
-                p99_s=_number("switch_latency_s.p99", latency["p99"], 0.0, _MAX_S),
-                call_s=_number("call_s", fields["call_s"], 0.0, _MAX_S),
-                shared_lock=gpus_per_lock > 1,
-                source="given",
-            ),
+            latency=given,
+            clocks=_clocks(latency.get("clocks", {}), given),
             marks=Marks(fields["marks"]),
             launch_s=_number("launch_s", fields.get("launch_s", DEFAULT_LAUNCH_S), 0.0, 1.0),
             launch_queue=_whole("launch_queue", fields.get("launch_queue", DEFAULT_LAUNCH_QUEUE), 1, _MAX_KERNELS),
@@ -173,6 +190,7 @@ class Hardware:
         )
 
 
+_QUANTILES: Final = ("p50", "p99")
 _REQUIRED: Final = ("model", "switch_latency_s", "call_s", "marks")
 _OPTIONAL: Final = ("launch_s", "launch_queue", "kernels", "gpus_per_lock", "noise", "pipelines")
 
@@ -199,6 +217,31 @@ def _kernels(value: Any) -> Mapping[Kind, int]:
         if kind.label in given
     }
     return MappingProxyType({**DEFAULT_KERNELS, **counts})
+
+
+def _clocks(value: Any, alike: SwitchLatency) -> Mapping[int, SwitchLatency]:
+    """Read latencies by clock; all else is as in ``alike``."""
+    if not isinstance(value, dict) or len(value) > _MAX_CLOCKS:
+        raise InvalidHardware(f"hardware: switch_latency_s.clocks must be an object of at most {_MAX_CLOCKS} clocks")
+    found = {}
+    for key, quantiles in value.items():
+        name = f"switch_latency_s.clocks.{_short(key)}"
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
+            raise InvalidHardware(f"hardware: {name} must be named by a clock in MHz")
+        fields = _fields(name, quantiles, _QUANTILES, ())
+        p50_s, p99_s = (_number(f"{name}.{key}", fields[key], 0.0, _MAX_S) for key in _QUANTILES)
+        found[int(key)] = replace(alike, p50_s=p50_s, p99_s=p99_s)
+    return MappingProxyType(found)
+
+
+def _distribution(name: str, latency: SwitchLatency) -> None:
+    p50, p99 = latency.p50_s, latency.p99_s
+    _number(f"{name}.p50", p50, 0.0, _MAX_S)
+    _number(f"{name}.p99", p99, 0.0, _MAX_S)
+    if p99 < p50:
+        raise InvalidHardware(f"hardware: {name}.p99 must be at least p50, {p50:g}, not {p99:g}")
+    if p50 == 0 < p99:
+        raise InvalidHardware(f"hardware: {name}.p50 must be greater than zero where p99 is, {p99:g}")
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:

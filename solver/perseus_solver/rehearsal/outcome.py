@@ -19,7 +19,7 @@ import numpy as np
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice
-from perseus_solver.rehearsal.calls import Takes
+from perseus_solver.rehearsal.calls import Latencies, Luck
 from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Timetable, timetable
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
 from perseus_solver.rehearsal.hardware import Hardware, Marks
@@ -208,6 +208,13 @@ class _Run:
         sets = tables.sets_clock[problem.option_of][:, None]
         self._planned = np.where(sets, tables.positions(frequencies_mhz.T), NO_CLOCK)
         self._offset = problem.stage_offset.tolist()
+        of_clocks = [hardware.latency_of(mhz) for mhz in tables.mhz.tolist()]
+        self._latencies = Latencies(
+            p50_s=np.array([latency.p50_s for latency in of_clocks]),
+            sigma=np.array([latency.sigma for latency in of_clocks]),
+            call_s=hardware.latency.call_s,
+            call_sigma=hardware.latency.sigma,
+        )
         end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
         self._expected = self._expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s, None)
 
@@ -258,16 +265,20 @@ class _Run:
                 own = planned[low:high]
                 own[:] = np.where(own >= 0, own.max(axis=0), own)
         # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
-        error_s = hardware.noise * hardware.asked_ahead_s if scatter_s is None else scatter_s
+        error = hardware.noise if scatter_s is None else 0.0
+        mhz = self._executor.tables.mhz.tolist()
+        ahead_s = np.array([hardware.asked_ahead_s(clock) for clock in mhz])
+        deviation_s = np.array([hardware.deviation_s(clock) for clock in mhz]) + error * ahead_s
         return Expected(
             begin_s=begin_s,
             end_s=end_s,
             period_s=period_s,
             clock=planned,
             stage_offset=self._offset,
-            ahead_s=hardware.asked_ahead_s,
-            margin_s=np.broadcast_to(hardware.deviation_s + error_s, begin_s.shape),
-            worth_s=2 * hardware.latency.call_s,
+            raise_s=ahead_s + deviation_s,
+            lower_s=ahead_s - deviation_s,
+            margin_s=np.zeros(begin_s.shape) if scatter_s is None else scatter_s,
+            worth_s=hardware.worth_s,
         )
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:
@@ -277,11 +288,7 @@ class _Run:
         spread = hardware.noise
         # Log-normal, and 1 in the mean: a plan's expected energy does not depend on the scatter.
         share = np.exp(spread * work.standard_normal((n, samples)) - spread**2 / 2) if spread else np.ones((n, samples))
-        first_s, last_s, mean_s = (np.empty((slots, n, samples)) for _ in range(3))
+        normal = np.empty((slots, n, samples, gpus))
         for slot in range(slots):
-            # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
-            slow = np.exp(hardware.latency.sigma * latency.standard_normal((n, samples, gpus)))
-            calls_s = hardware.latency.call_s * slow
-            each_s = hardware.latency.p50_s * slow + (calls_s.cumsum(axis=2) - calls_s)
-            first_s[slot], last_s[slot], mean_s[slot] = each_s.min(axis=2), each_s.max(axis=2), each_s.mean(axis=2)
-        return Draws(share, Takes(first_s, last_s, mean_s))
+            normal[slot] = latency.standard_normal((n, samples, gpus))
+        return Draws(share, Luck(normal, self._latencies))

@@ -122,8 +122,8 @@ def test_the_agent_asks_as_early_as_the_rehearsal_expects_of_it(gpus: int) -> No
         )  # never read: the published latency holds
         now_us += 1_000_000
     expected = Hardware("A100", latency, gpus_per_lock=gpus)
-    assert meter.lead.median_us == pytest.approx(1e6 * expected.asked_ahead_s, abs=CALL_US / 2 + 1)
-    assert meter.lead.deviation_us == pytest.approx(1e6 * expected.deviation_s, abs=CALL_US / 2 + 1)
+    assert meter.lead.median_us == pytest.approx(1e6 * expected.asked_ahead_s(1200), abs=CALL_US / 2 + 1)
+    assert meter.lead.deviation_us == pytest.approx(1e6 * expected.deviation_s(1200), abs=CALL_US / 2 + 1)
 
 
 def test_a_clock_that_is_never_reached_is_not_measured_and_the_reading_ends() -> None:

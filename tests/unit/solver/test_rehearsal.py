@@ -40,6 +40,7 @@ from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.schedules import build_schedule
 from perseus_solver.switching import proven_effective_j
 
+GIVEN_APART = {"p50": 0.02, "p99": 0.1}
 GIVEN: dict[str, Any] = {
     "model": "NVIDIA H100",
     "switch_latency_s": {"p50": 0.02, "p99": 0.1},
@@ -92,8 +93,12 @@ def test_the_description_is_read_as_given() -> None:
     needed = {key: GIVEN[key] for key in ("model", "switch_latency_s", "call_s", "marks")}
     assert Hardware.from_json(json.dumps(needed)).launch_queue > 0
     shared = Hardware.from_json(json.dumps(GIVEN | {"gpus_per_lock": 8, "noise": 0.01}))
-    assert shared.asked_ahead_s > hardware.asked_ahead_s
-    assert shared.deviation_s > hardware.deviation_s
+    assert shared.asked_ahead_s(1335) > hardware.asked_ahead_s(1335)
+    assert shared.deviation_s(1335) > hardware.deviation_s(1335)
+    apart = GIVEN_APART | {"clocks": {"1335": {"p50": 0.05, "p99": 0.06}}}
+    by_clock = Hardware.from_json(json.dumps(GIVEN | {"switch_latency_s": apart}))
+    assert (by_clock.asked_ahead_s(1335), by_clock.asked_ahead_s(1350)) == (0.05, 0.02)
+    assert by_clock.deviation_s(1335) < by_clock.deviation_s(1350) == hardware.deviation_s(1350)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +114,13 @@ def test_the_description_is_read_as_given() -> None:
         ({"switch_latency_s": {"p50": 0.1, "p99": float("nan")}}, "p99 must be between 0 and 60"),
         ({"switch_latency_s": {"p50": 0.1, "p99": 1e400}}, "p99 must be between 0 and 60"),
         ({"switch_latency_s": {"p50": 0.1, "p99": 10**400}}, "p99 must be between 0 and 60"),
+        ({"switch_latency_s": GIVEN_APART | {"clocks": []}}, "clocks must be an object of at most 255 clocks"),
+        ({"switch_latency_s": GIVEN_APART | {"clocks": {"fast": {}}}}, "clocks.'fast' must be named by a clock in MHz"),
+        ({"switch_latency_s": GIVEN_APART | {"clocks": {"1335": {"p50": 1}}}}, "clocks.'1335' has no field 'p99'"),
+        (
+            {"switch_latency_s": GIVEN_APART | {"clocks": {"1335": {"p50": 1, "p99": 0.5}}}},
+            "clocks.1335.p99 must be at least p50, 1, not 0.5",
+        ),
         ({"call_s": True}, "call_s must be a number"),
         ({"call_s": "2 ms"}, "call_s must be a number, not '2 ms'"),
         ({"marks": "host"}, "marks must be one of gpu, synchronised, events, run-ahead, not 'host'"),
