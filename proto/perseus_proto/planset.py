@@ -5,6 +5,8 @@ agent's image lacks. Decoding trusts nothing: sizes are bounded before memory is
 the identity of the plan set is recomputed. Whose plan it is, and whether the GPUs support its clocks, is checked by the
 agent.
 
+How long clock changes take under which plans were rehearsed is sent beside them. It is no part of their identity.
+
 Packing: clocks become one-byte indices into a palette; a point is XORed with the point before it, which neighbours on
 a frontier make nearly all zero; zlib does the rest.
 """
@@ -14,11 +16,13 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from perseus_proto.latency import SwitchLatency
+from perseus_proto.units import s_from_us
 from perseus_proto.v1alpha1 import agent_pb2
 
 MAX_CLOCKS: Final = 255
@@ -31,9 +35,12 @@ MAX_ALL_INSTRUCTIONS: Final = 1 << 20
 MAX_CELLS: Final = 1 << 26
 """Bound on stages × points × instructions, one byte each when unpacked: 64 stages of 3,072 instructions at 300 points
 fit."""
+MAX_CHANGE_US: Final = 60_000_000
+"""Longest clock change: a minute."""
 
 _KINDS: Final = frozenset(agent_pb2.InstructionKind.values()) - {agent_pb2.INSTRUCTION_KIND_UNSPECIFIED}
 _DIGEST_TAG: Final = b"perseus.plan-set.1\n"
+_SENT: Final = "sent with the plan"
 
 
 class InvalidPlanSet(ValueError):
@@ -71,6 +78,8 @@ class PlanSet:
     clocks_mhz: tuple[int, ...]
     rows: dict[int, tuple[bytes, ...]] = field(repr=False)
     """By stage, for each point: one index into ``clocks_mhz`` per instruction."""
+    changes: Mapping[int, SwitchLatency] = field(default_factory=dict, compare=False)
+    """By clock, MHz: how long changes to it take under which the plans were rehearsed; no part of ``plan_id``."""
 
     def stage_clocks_mhz(self, stage: int, point: int) -> tuple[int, ...]:
         """The clock of every instruction of a stage at a point, in execution order."""
@@ -170,6 +179,32 @@ def decode_plan_set(message: agent_pb2.PlanSet) -> PlanSet:
     if _digest(schedules, points, palette, rows) != message.plan_id:
         raise InvalidPlanSet("plan_set.plan_id: is not the digest of the content")
     return PlanSet(message.plan_id, {schedule.stage: schedule for schedule in schedules}, points, palette, rows)
+
+
+def decode_changes(messages: Sequence[agent_pb2.ClockChange]) -> dict[int, SwitchLatency]:
+    """Validate how long changes take under which plans were rehearsed: all of it, or nothing.
+
+    Returns:
+        By the clock that is changed to, MHz, ascending.
+
+    Raises:
+        InvalidPlanSet: a rule is broken; the message names the field.
+    """
+    if len(messages) > MAX_CLOCKS:
+        raise InvalidPlanSet(f"changes: {len(messages)} clocks; must be at most {MAX_CLOCKS}")
+    clocks = [one.clock_mhz for one in messages]
+    if clocks and (clocks[0] == 0 or clocks[-1] > MAX_CLOCK_MHZ or any(b <= a for a, b in pairwise(clocks))):
+        raise InvalidPlanSet(f"changes.clock_mhz: must ascend strictly within 1 to {MAX_CLOCK_MHZ}")
+    for one in messages:
+        if not 1 <= one.p50_us <= one.p99_us <= MAX_CHANGE_US:
+            raise InvalidPlanSet(
+                f"changes[{one.clock_mhz}]: p50_us must be at least 1, p99_us at least p50_us and at most "
+                f"{MAX_CHANGE_US}, not {one.p50_us} and {one.p99_us}"
+            )
+    return {
+        one.clock_mhz: SwitchLatency(s_from_us(one.p50_us), s_from_us(one.p99_us), 0.0, False, _SENT)
+        for one in messages
+    }
 
 
 def _validate_header(message: agent_pb2.PlanSet) -> tuple[list[StageSchedule], int]:

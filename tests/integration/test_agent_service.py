@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,11 @@ def select(stub: Any, lease: Any, point: int = 0, plan_id: str = PLANS.plan_id, 
     )
 
 
-def push(stub: Any, lease: Any, plan_set: messages.PlanSet = PLANS) -> Any:
-    return stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=lease.job_uid, epoch=lease.epoch, plan_set=plan_set))
+def push(
+    stub: Any, lease: Any, plan_set: messages.PlanSet = PLANS, changes: Sequence[messages.ClockChange] = ()
+) -> Any:
+    named = {"job_uid": lease.job_uid, "epoch": lease.epoch}
+    return stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set, changes=changes))
 
 
 def describe(stub: Any) -> messages.NodeDescription:
@@ -143,6 +146,9 @@ def test_a_malformed_plan_set_is_refused_whole_and_the_one_in_force_stays(stub: 
     code, name, details = refused(lambda: push(stub, lease, broken))
     assert (code, name) == (grpc.StatusCode.INVALID_ARGUMENT, "InvalidRequest")
     assert "plan_set.plan_id" in details
+    code, name, details = refused(lambda: push(stub, lease, changes=[messages.ClockChange(clock_mhz=900, p50_us=2)]))
+    assert (code, name) == (grpc.StatusCode.INVALID_ARGUMENT, "InvalidRequest")
+    assert details.startswith("changes[900]: p50_us must be at least 1, p99_us at least p50_us")
     foreign = plan_set_of([[[1201, 900, 900, 900]]])
     assert "no GPU of this node supports 1201 MHz" in refused(lambda: push(stub, lease, foreign))[2]
     assert refused(lambda: select(stub, lease, plan_id=broken.plan_id[::-1]))[:2] == (

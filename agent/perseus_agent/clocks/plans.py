@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from perseus_agent.errors import InvalidRequest, UnknownPlan
+from perseus_proto.latency import SwitchLatency
 from perseus_proto.planset import PlanSet, StageSchedule
 
 MAX_PENDING: Final = 16
@@ -34,6 +35,8 @@ class StagePlan:
     clocks_mhz: tuple[int, ...]
     wake: bytes
     """One byte per instruction: 1 where its clock differs from that of the instruction before (the first: the last)."""
+    changes: Mapping[int, SwitchLatency] = field(default_factory=dict, hash=False)
+    """By clock, MHz: how long changes to it take under which the plan was rehearsed; empty: nothing was sent."""
 
     @cached_property
     def highest_mhz(self) -> int:
@@ -78,8 +81,18 @@ class JobPlans:
         return {dp: timeline[-1] for dp, timeline in self._snapshot.timelines.items()}
 
     def push(self, plan_set: PlanSet) -> None:
-        """Store a plan set beside the one in force, which stays in force until a selection names the new one."""
-        self._snapshot = replace(self._snapshot, plan_set=plan_set)
+        """Store a plan set beside the one in force, which stays in force until a selection names the new one.
+
+        The same plans again replace those that are stored or selected: how long changes take may be known better.
+        """
+        timelines = {
+            dp: tuple(
+                choice._replace(plan_set=plan_set) if choice.plan_set.plan_id == plan_set.plan_id else choice
+                for choice in timeline
+            )
+            for dp, timeline in self._snapshot.timelines.items()
+        }
+        self._snapshot = _Snapshot(plan_set, timelines)
 
     def select(
         self, plan_id: str, points: Mapping[int, int | None], from_iteration: int, furthest: Mapping[int, int | None]
@@ -155,9 +168,10 @@ class JobPlans:
     def _compile(self, plan_set: PlanSet, stage: int, point: int) -> StagePlan:
         key = (plan_set.plan_id, stage, point)
         plan = self._compiled.get(key)
-        if plan is None:
+        if plan is None or (plan.changes is not plan_set.changes and plan.changes != plan_set.changes):
             clocks = plan_set.stage_clocks_mhz(stage, point)
-            plan = StagePlan(plan_set.plan_id, point, plan_set.schedules[stage], clocks, wake_map(clocks))
+            schedule, changes = plan_set.schedules[stage], plan_set.changes
+            plan = StagePlan(plan_set.plan_id, point, schedule, clocks, wake_map(clocks), changes)
             if len(self._compiled) >= _COMPILED_KEPT:
                 self._compiled = {}  # replaced, not cleared: other threads may be reading it
             self._compiled[key] = plan

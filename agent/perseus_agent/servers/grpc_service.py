@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -41,7 +42,7 @@ from perseus_agent.errors import (
 from perseus_agent.node.leases import LeaseClock, LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
 from perseus_proto.instruction import Instruction
-from perseus_proto.planset import InvalidPlanSet, decode_plan_set
+from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
 from perseus_proto.units import ms_from_s, s_from_ms, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -174,7 +175,7 @@ class AgentService(stubs.AgentServicer):
     @_command
     def PushPlanSet(self, request: messages.PushPlanSetRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         try:
-            plan_set = decode_plan_set(request.plan_set)
+            plan_set = replace(decode_plan_set(request.plan_set), changes=decode_changes(request.changes))
         except InvalidPlanSet as error:
             raise InvalidRequest(str(error)) from None
         self._node.push(request.job_uid, request.epoch, plan_set)

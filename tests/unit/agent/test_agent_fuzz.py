@@ -204,6 +204,37 @@ def test_any_plan_set_is_stored_whole_or_refused_whole(agent: Agent, data: bytes
         assert answer.plan_id == plan_set.plan_id
 
 
+LATENCIES = messages.PushPlanSetRequest(
+    changes=[messages.ClockChange(clock_mhz=mhz, p50_us=mhz, p99_us=2 * mhz) for mhz in (600, 900, 1200)]
+)
+
+
+@FUZZ
+@given(data=mutated(LATENCIES.SerializeToString()))
+def test_any_latencies_beside_a_plan_set_are_stored_whole_or_refused_whole(agent: Agent, data: bytes) -> None:
+    try:
+        changes = messages.PushPlanSetRequest.FromString(data).changes
+    except Exception:  # noqa: BLE001  # protobuf refused it: it never reaches the agent
+        return
+    plans = agent.node.leases.held("job", 1).plans
+    before = plans.plan_set
+    request = messages.PushPlanSetRequest(
+        job_uid="job", epoch=1, plan_set=messages.PlanSet.FromString(PLANS), changes=changes
+    )
+    said = ""
+    try:
+        agent.service.PushPlanSet(request, Context())
+    except Refused as refusal:
+        said = str(refusal)
+    if plans.plan_set is before:
+        assert said.startswith("changes")
+        return
+    assert said == ""
+    assert plans.plan_set is not None
+    stored = [(mhz, round(1e6 * one.p50_s), round(1e6 * one.p99_s)) for mhz, one in plans.plan_set.changes.items()]
+    assert stored == [(one.clock_mhz, one.p50_us, one.p99_us) for one in changes] == sorted(stored)
+
+
 COMMANDS = {
     "AcquireLease": messages.AcquireLeaseRequest(
         job_uid="fuzz", job_name="a/b", epoch=1, ttl_ms=1000, pods=[messages.Pod(uid="u", namespace="n", name="p")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from tests.doubles.recording_node import plan_set_of
 
 from perseus_agent.clocks.plans import MAX_PENDING, JobPlans, wake_map
 from perseus_agent.errors import InvalidRequest, UnknownPlan
+from perseus_proto.latency import SwitchLatency
 from perseus_proto.planset import PlanSet, decode_plan_set
 
 
@@ -156,3 +159,54 @@ def test_no_plan_can_be_selected_for_some_iterations(plans: JobPlans) -> None:
     assert in_force(plans, 6, 7, 8) == [None, None, 1]
     assert in_force(plans, 5, dp=1) == [1]
     assert plans.selections[0].point == 1
+
+
+def latency(p50_s: float) -> SwitchLatency:
+    return SwitchLatency(p50_s, 2 * p50_s, 0.0, False, "sent with the plan")
+
+
+def changes_followed(plans: JobPlans, *iterations: int) -> list[dict[int, SwitchLatency]]:
+    found = [plans.follow(0, 0, iteration) for iteration in iterations]
+    return [dict(plan.changes) for plan in found if plan is not None]
+
+
+def test_a_plan_knows_the_latencies_that_were_sent_with_it(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 1}, 0, {})
+    assert changes_followed(plans, 0) == [{}], "an older operator sends none"
+    second = replace(plan_set(705, 600), changes={705: latency(0.02)})
+    plans.push(second)
+    plans.select(second.plan_id, {0: 0}, 5, {0: 3})
+    assert changes_followed(plans, 4, 5) == [{}, second.changes]
+
+
+def test_the_same_plans_with_other_latencies_replace_those_that_are_followed_and_those_to_come(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 1}, 0, {})
+    plans.select(FIRST.plan_id, {0: 2}, 10, {0: 3})
+    before = plans.follow(0, 0, 4)
+    known = {600: latency(0.03), 1005: latency(0.01)}
+    plans.push(replace(FIRST, changes=known))
+    assert changes_followed(plans, 4, 10) == [known, known]
+    assert in_force(plans, 4, 10) == [1, 2], "no selection is lost"
+    after = plans.follow(0, 0, 4)
+    assert before is not None
+    assert after is not None
+    assert replace(after, changes={}) == before
+    plans.select(FIRST.plan_id, {0: 0}, 12, {0: 11})
+    assert changes_followed(plans, 12) == [known]
+    plans.push(FIRST)
+    assert changes_followed(plans, 10, 12) == [{}, {}]
+
+
+def test_the_same_plans_with_the_same_latencies_are_no_other_plan(plans: JobPlans) -> None:
+    """A rank that follows it begins its timetable anew with another one."""
+    plans.push(replace(FIRST, changes={600: latency(0.03)}))
+    plans.select(FIRST.plan_id, {0: 1}, 0, {})
+    followed = plans.follow(0, 0, 4)
+    plans.push(replace(FIRST, changes={600: latency(0.03)}))
+    assert plans.follow(0, 0, 4) is followed
+
+
+def test_latencies_of_one_plan_set_are_not_those_of_another(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 1}, 0, {})
+    plans.push(replace(plan_set(705, 600), changes={705: latency(0.02)}))
+    assert changes_followed(plans, 4) == [{}]

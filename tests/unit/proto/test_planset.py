@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_proto import planset
-from perseus_proto.planset import InvalidPlanSet, PlanPoint, StageSchedule, decode_plan_set, encode_plan_set
+from perseus_proto.planset import (
+    InvalidPlanSet,
+    PlanPoint,
+    StageSchedule,
+    decode_changes,
+    decode_plan_set,
+    encode_plan_set,
+)
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 
@@ -130,3 +137,35 @@ def test_encoding_refuses_shapes_that_do_not_fit() -> None:
     ]:
         with pytest.raises(InvalidPlanSet, match=rule):
             encode_plan_set([stage_of(0, 3)], points, clocks)
+
+
+def change(clock_mhz: int = 900, p50_us: int = 20_000, p99_us: int = 50_000) -> messages.ClockChange:
+    return messages.ClockChange(clock_mhz=clock_mhz, p50_us=p50_us, p99_us=p99_us)
+
+
+@given(st.dictionaries(st.integers(1, 10_000), st.tuples(*[st.integers(1, 60_000_000)] * 2), max_size=255))
+def test_latencies_of_changes_are_read_by_clock(latencies: dict[int, tuple[int, int]]) -> None:
+    sent = [change(mhz, *sorted(latencies[mhz])) for mhz in sorted(latencies)]
+    found = decode_changes(sent)
+    assert list(found) == [one.clock_mhz for one in sent]
+    for one, latency in zip(sent, found.values(), strict=True):
+        assert (round(1e6 * latency.p50_s), round(1e6 * latency.p99_s)) == (one.p50_us, one.p99_us)
+        assert (latency.call_s, latency.shared_lock, latency.source) == (0.0, False, "sent with the plan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ([change(mhz) for mhz in range(1, 257)], "changes: 256 clocks; must be at most 255"),
+        ([change(0)], r"changes\.clock_mhz: must ascend strictly within 1 to 10000"),
+        ([change(10_001)], r"changes\.clock_mhz: must ascend strictly within 1 to 10000"),
+        ([change(900), change(900)], r"changes\.clock_mhz: must ascend strictly"),
+        ([change(900), change(885)], r"changes\.clock_mhz: must ascend strictly"),
+        ([change(885), change(900, p50_us=0)], r"changes\[900\]: p50_us must be at least 1"),
+        ([change(p50_us=50_001)], r"changes\[900\]: .*p99_us at least p50_us .*not 50001 and 50000"),
+        ([change(p99_us=60_000_001)], r"changes\[900\]: .*at most 60000000"),
+    ],
+)
+def test_latencies_that_break_a_rule_are_refused_by_name(changes: list[messages.ClockChange], rule: str) -> None:
+    with pytest.raises(InvalidPlanSet, match=rule):
+        decode_changes(changes)
