@@ -112,12 +112,24 @@ class PlanStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockLatencyStatus:
+    """How long changes to one clock take, from the request to the clock in effect."""
+
+    megahertz: int = integer("The clock that is changed to.", minimum=1, maximum=10_000)
+    median_microseconds: int = integer("Median time of a change to it.", minimum=1, maximum=60_000_000)
+    p99_microseconds: int = integer("99th percentile of the same time.", minimum=1, maximum=60_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HardwareStatus:
     """What plans are rehearsed under. A later operator goes on with it."""
 
     gpu: str = text("GPU model; of several the one with the slowest clock changes.", rule="a name", max_length=256)
     switch_latency_median_microseconds: int = integer(
-        "Median time of a clock change, from the request to the new clock in effect.", minimum=0, maximum=60_000_000
+        "Median time of a clock change, from the request to the new clock in effect; of changes to clocks that are not"
+        " in clocks.",
+        minimum=0,
+        maximum=60_000_000,
     )
     switch_latency_p99_microseconds: int = integer("99th percentile of the same time.", minimum=0, maximum=60_000_000)
     call_microseconds: int = integer(
@@ -150,6 +162,12 @@ class HardwareStatus:
         minimum=-(2**31),
         maximum=2**31 - 1,
         required=False,
+    )
+    clocks: tuple[ClockLatencyStatus, ...] | None = listing(
+        "The same times of changes to clocks that were measured often enough; absent: of none.",
+        ClockLatencyStatus,
+        key="megahertz",
+        max_items=255,
     )
 
 

@@ -7,11 +7,21 @@ Nothing of that format is taken on trust: what cannot be true is as if it were a
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 MAX_LATENCY_US: Final = 60_000_000
 """Longest clock change: a minute."""
+MAX_CLOCKS: Final = 255
+"""Clocks whose latencies are known: as many as a plan set has."""
+MAX_CLOCK_MHZ: Final = 10_000
+"""Highest clock that a plan set may have."""
+_MOST_CHANGES: Final = 2**32
+"""Of one GPU from one clock to another: agents send no larger number."""
 MAX_BOARD_W: Final = 10_000.0
 """No GPU, nor a module with its CPU, draws more; agents hold energy counters to the same number."""
 UNKNOWN_BOARD_W: Final = 1_500.0
@@ -27,6 +37,14 @@ class Transition:
     changes: int
     p50_us: int
     p99_us: int
+
+
+class ClockMedian(NamedTuple):
+    """Changes to one clock, from any other: how many were measured, and their median."""
+
+    mhz: int
+    changes: int
+    p50_us: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,19 @@ class ClockLatency:
     changes: int
     shared_lock: bool
     transitions: tuple[Transition, ...] = ()
+
+    @cached_property
+    def medians(self) -> tuple[ClockMedian, ...]:
+        """By the clock that is changed to. Transitions come from agents and profiles: what cannot be true is left out,
+        and so are changes to the default clocks, which no plan has. Computed once: a planner looks several times a
+        second.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for one in self.transitions:
+            named, timed = 0 < one.to_mhz <= MAX_CLOCK_MHZ, 0 < one.p50_us <= MAX_LATENCY_US
+            if named and timed and 0 < one.changes < _MOST_CHANGES:
+                found.setdefault(one.to_mhz, []).append((one.p50_us, one.changes))
+        return tuple(ClockMedian(mhz, sum(n for _, n in of), weighted_median(of)) for mhz, of in found.items())
 
 
 @dataclass(frozen=True)
@@ -109,3 +140,14 @@ def latency_from_json(text: str) -> StoredLatency | None:
 def is_possible(latency: ClockLatency) -> bool:
     """Whether a GPU's clock changes can take so long."""
     return 0 < latency.p50_us <= latency.p99_us <= MAX_LATENCY_US and 0 <= latency.call_us <= MAX_LATENCY_US
+
+
+def weighted_median(values: Iterable[tuple[int, int]]) -> int:
+    """The median of values each of which counts as often as its weight says.
+
+    Args:
+        values: value and weight; at least one, and weights are positive.
+    """
+    ordered = sorted(values)
+    totals = list(accumulate(weight for _, weight in ordered))
+    return ordered[bisect_left(totals, totals[-1] / 2)][0]

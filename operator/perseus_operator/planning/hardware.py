@@ -15,25 +15,18 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import chain
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from perseus_operator.api.schema import parse
-from perseus_operator.api.status import HardwareStatus
+from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.evidence import MarkSource
-from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency, Transition, is_possible
+from perseus_operator.planning.gpu import MAX_CLOCKS, ClockLatency, Gpu, StoredLatency
+from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.planning.node import Node
 from perseus_proto.latency import published_latency
 from perseus_proto.units import s_from_us, us_from_s
 
-ENOUGH_CHANGES: Final = 32
-"""Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
-ENOUGH_FOR_TAIL: Final = 300
-"""Changes before their 99th percentile is known: of fewer, the longest is shorter than that in more than one of twenty
-cases."""
-WORST_SHARE: Final = 0.9
-"""An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
-one must not decide the plans of a thousand."""
 CHANGE: Final = 1.4
 """Figures that differ by less are not worth another solve."""
 BETTER: Final = 4.0
@@ -72,13 +65,15 @@ class Hardware:
 
     Attributes:
         model: name of the GPU model, as the driver gives it.
-        p50_us, p99_us: of a clock change, from the begin of the call to the new clock in effect.
+        p50_us, p99_us: of a clock change, from the begin of the call to the new clock in effect, where nothing is known
+            of changes to that clock.
         call_us: median duration of the driver's call alone.
         gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
         marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
         noise_ppm: relative standard deviation of an instruction's duration, parts per million.
         pipelines: of the job, each of which waits for the slowest.
         basis, source: where the latency comes from, as a word and as a clause.
+        clocks: of a change by the clock that is changed to, ascending; at most `MAX_CLOCKS`.
     """
 
     model: str
@@ -91,6 +86,7 @@ class Hardware:
     pipelines: int = 1
     basis: Basis = Basis.ASSUMED
     source: str = ""
+    clocks: tuple[ClockTimes, ...] = ()
 
     @property
     def measured(self) -> bool:
@@ -99,9 +95,12 @@ class Hardware:
 
     def to_json(self) -> str:
         """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
+        latency: dict[str, Any] = _seconds(self.p50_us, self.p99_us)
+        if self.clocks:
+            latency["clocks"] = {str(one.mhz): _seconds(one.p50_us, one.p99_us) for one in self.clocks}
         document = {
             "model": self.model,
-            "switch_latency_s": {"p50": s_from_us(self.p50_us), "p99": s_from_us(self.p99_us)},
+            "switch_latency_s": latency,
             "call_s": s_from_us(self.call_us),
             "marks": _MARKS[self.marks or MarkSource.GPU],
             "gpus_per_lock": self.gpus_per_lock,
@@ -137,7 +136,10 @@ def hardware_of(
         return None
     # Of different models the one that is slowest by what is published: the others wait for it.
     model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
-    latency, basis, source = _latency(model, gpus, stored)
+    own = [gpu.latency for gpu in gpus if gpu.model == model and gpu.latency is not None]
+    latency, basis, source = _latency(model, own, stored)
+    # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
+    known_by = own if basis is Basis.MEASURED else [latency]
     return Hardware(
         model=model,
         p50_us=latency.p50_us,
@@ -148,11 +150,16 @@ def hardware_of(
         noise_ppm=round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE)),
         basis=basis,
         source=source,
+        clocks=clock_times(latency, known_by),
     )
 
 
 def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware | None:
     """What to rehearse under from now on: what is in use, unless what was found differs materially.
+
+    Of one model, clocks that only the one in use knows stay known: plans use few of them, and agents that start again
+    have measured none. So clocks are added and never removed. What is adopted differs from what was found by rounding
+    only, which is no reason for another adoption.
 
     Args:
         in_use: that the present plans were rehearsed under.
@@ -162,12 +169,21 @@ def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware |
         return in_use
     if in_use is not None and found.marks is None:  # a restarted operator has had no reports yet
         found = replace(found, marks=in_use.marks)
+    kept = in_use.clocks if in_use is not None and found.model == in_use.model else ()
     if in_use is not None and found.model == in_use.model and found.basis < in_use.basis:
         # An agent that has just started has measured nothing yet. What was measured before is better than a guess.
         found = replace(in_use, marks=found.marks, noise_ppm=found.noise_ppm)
+    found = _with_clocks(found, _together(kept, found.clocks))
     if in_use is None or _differs(in_use, found):
         return _rounded(found)
     return replace(in_use, marks=found.marks, basis=found.basis, source=found.source)
+
+
+def clocks_of(text: str) -> tuple[ClockTimes, ...]:
+    """How long changes take by clock, of a description as ``Hardware.to_json`` gives it; empty: it knows of none."""
+    clocks = json.loads(text)["switch_latency_s"].get("clocks", {})
+    times = [ClockTimes(int(mhz), us_from_s(one["p50"]), us_from_s(one["p99"])) for mhz, one in clocks.items()]
+    return tuple(sorted(times, key=lambda one: one.mhz))
 
 
 def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatus:
@@ -188,6 +204,11 @@ def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatu
         marks=hardware.marks.value if hardware.marks else "Unknown",
         noise_parts_per_million=hardware.noise_ppm,
         median_lead_microseconds=lead_us,
+        clocks=tuple(
+            ClockLatencyStatus(megahertz=one.mhz, median_microseconds=one.p50_us, p99_microseconds=one.p99_us)
+            for one in hardware.clocks
+        )
+        or None,
     )
 
 
@@ -199,6 +220,12 @@ def hardware_from_status(status: object) -> Hardware | None:
         known = parse(HardwareStatus, status, "status.hardware")
     except InvalidSpec:
         return None
+    clocks = {
+        one.megahertz: ClockTimes(
+            one.megahertz, one.median_microseconds, max(one.median_microseconds, one.p99_microseconds)
+        )
+        for one in known.clocks or ()
+    }
     return Hardware(
         model=known.gpu,
         p50_us=known.switch_latency_median_microseconds,
@@ -209,6 +236,7 @@ def hardware_from_status(status: object) -> Hardware | None:
         noise_ppm=known.noise_parts_per_million,
         basis=Basis[known.figures.upper()],
         source=known.source,
+        clocks=tuple(clocks[mhz] for mhz in sorted(clocks)),
     )
 
 
@@ -222,7 +250,9 @@ def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
     if not known:
         return None
     (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in known).most_common(1)[0]
-    measured = _measured(model, [latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)])
+    measured = measured_latency(
+        model, [latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)]
+    )
     return StoredLatency(model, driver, measured) if measured is not None else None
 
 
@@ -241,9 +271,8 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
     return 1.4826 * median(shares) / math.sqrt(2) if shares else None
 
 
-def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
-    own = [gpu.latency for gpu in gpus if gpu.model == model]
-    measured = _measured(model, [latency for latency in own if latency is not None])
+def _latency(model: str, own: list[ClockLatency], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
+    measured = measured_latency(model, own)
     if measured is not None:
         return measured, Basis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:
@@ -260,58 +289,25 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
     return latency, Basis.ASSUMED, assumed.source
 
 
-def _measured(model: str, latencies: list[ClockLatency]) -> ClockLatency | None:
-    """What GPUs of a model measured; None: still too few. Until the tail is known, the published one counts as well:
-    plans that trusted the longest of some dozen changes would be made again as soon as a longer one came.
+def _with_clocks(hardware: Hardware, clocks: tuple[ClockTimes, ...]) -> Hardware:
+    """The same with these clocks. All others take at least as long as the one in the middle: under a plan that uses
+    quick clocks only, what is measured of all changes says little of others. That depends on all clocks that are known,
+    so it comes after those that are found now and those that are in use were put together.
     """
-    found = _together(latencies)
-    if found is None or found.changes >= ENOUGH_FOR_TAIL:
-        return found
-    return replace(found, p99_us=max(found.p99_us, us_from_s(published_latency(model).p99_s)))
+    if not clocks:
+        return hardware
+    p50_us = max(hardware.p50_us, round(median(one.p50_us for one in clocks)))
+    p99_us = max(hardware.p99_us, p50_us, round(median(one.p99_us for one in clocks)))
+    return replace(hardware, p50_us=p50_us, p99_us=p99_us, clocks=clocks)
 
 
-def _together(latencies: list[ClockLatency]) -> ClockLatency | None:
-    """Each figure's upper quantile over the GPUs, or of their changes together while each has few, as after a sweep."""
-    alone = [latency for latency in latencies if latency.changes >= ENOUGH_CHANGES]
-    if 2 * len(alone) < len(latencies) or not alone:
-        return _pooled(latencies)
-    p50_us = _upper([latency.p50_us for latency in alone])
-    return ClockLatency(
-        p50_us=p50_us,
-        p99_us=max(p50_us, _upper([latency.p99_us for latency in alone])),
-        call_us=_upper([latency.call_us for latency in alone]),
-        changes=sum(latency.changes for latency in alone),
-        shared_lock=any(latency.shared_lock for latency in alone),
-        transitions=max(alone, key=lambda latency: latency.changes).transitions,
-    )
-
-
-def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
-    """The changes of all GPUs together, by their transitions: the median one, and the longest tail."""
-    pooled: dict[tuple[int, int], Transition] = {}
-    for one in chain.from_iterable(latency.transitions for latency in latencies):
-        key = one.from_mhz, one.to_mhz
-        before = pooled.get(key, Transition(*key, 0, 0, 0))
-        changes = before.changes + one.changes
-        # Of two medians the larger: the iteration waits for the slower GPU.
-        pooled[key] = Transition(*key, changes, max(before.p50_us, one.p50_us), max(before.p99_us, one.p99_us))
-    changes = sum(one.changes for one in pooled.values())
-    if changes < ENOUGH_CHANGES:
-        return None
-    ordered = sorted(pooled.values(), key=lambda one: -one.changes)[:64]
-    found = ClockLatency(
-        p50_us=round(median(one.p50_us for one in ordered)),
-        p99_us=max(one.p99_us for one in ordered),
-        call_us=_upper([latency.call_us for latency in latencies]),
-        changes=changes,
-        shared_lock=any(latency.shared_lock for latency in latencies),
-        transitions=tuple(ordered),
-    )
-    return found if is_possible(found) else None
-
-
-def _upper(figures: list[int]) -> int:
-    return sorted(figures)[max(0, math.ceil(WORST_SHARE * len(figures)) - 1)]
+def _together(in_use: tuple[ClockTimes, ...], found: tuple[ClockTimes, ...]) -> tuple[ClockTimes, ...]:
+    """Clocks of both, as found where they are. Those in use have priority: no clock is removed for another one."""
+    known = {one.mhz: one for one in in_use}
+    for one in found:
+        if one.mhz in known or len(known) < MAX_CLOCKS:
+            known[one.mhz] = one
+    return tuple(known[mhz] for mhz in sorted(known))
 
 
 def _largest_group(nodes: Iterable[Node]) -> int:
@@ -324,10 +320,15 @@ def _differs(a: Hardware, b: Hardware) -> bool:
     best = MarkSource.GPU
     if (a.model, a.gpus_per_lock, a.marks or best) != (b.model, b.gpus_per_lock, b.marks or best):
         return True
-    pairs = [(max(SHORT_US, a.p50_us), max(SHORT_US, b.p50_us)), (max(SHORT_US, a.p99_us), max(SHORT_US, b.p99_us))]
-    pairs.append((max(1, a.noise_ppm), max(1, b.noise_ppm)))
+    latencies = [(a.p50_us, b.p50_us), (a.p99_us, b.p99_us)]
     if a.gpus_per_lock > 1:
-        pairs.append((max(SHORT_US, a.call_us), max(SHORT_US, b.call_us)))
+        latencies.append((a.call_us, b.call_us))
+    known = {one.mhz: (one.p50_us, one.p99_us) for one in a.clocks}
+    for one in b.clocks:
+        p50_us, p99_us = known.get(one.mhz, (a.p50_us, a.p99_us))
+        latencies += [(p50_us, one.p50_us), (p99_us, one.p99_us)]
+    pairs = [(max(SHORT_US, in_use), max(SHORT_US, found)) for in_use, found in latencies]
+    pairs.append((max(1, a.noise_ppm), max(1, b.noise_ppm)))
     better = BETTER if a.measured else CHANGE
     return any(found > CHANGE * in_use or in_use > better * found for in_use, found in pairs)
 
@@ -342,7 +343,14 @@ def _rounded(found: Hardware) -> Hardware:
         p99_us=max(p50_us, _step(found.p99_us)),
         call_us=_step(found.call_us),
         noise_ppm=_step(found.noise_ppm),
+        clocks=tuple(
+            ClockTimes(one.mhz, _step(one.p50_us), max(_step(one.p50_us), _step(one.p99_us))) for one in found.clocks
+        ),
     )
+
+
+def _seconds(p50_us: int, p99_us: int) -> dict[str, float]:
+    return {"p50": s_from_us(p50_us), "p99": s_from_us(p99_us)}
 
 
 def _step(figure: int) -> int:

@@ -26,7 +26,6 @@ from perseus_operator.planning.gpu import (
 )
 from perseus_operator.planning.hardware import (
     CHANGE,
-    ENOUGH_CHANGES,
     Basis,
     Hardware,
     hardware_from_status,
@@ -37,6 +36,7 @@ from perseus_operator.planning.hardware import (
 )
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import JobIteration, Measured
+from perseus_operator.planning.latencies import ENOUGH_CHANGES
 from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.state import JobState
