@@ -30,11 +30,12 @@ from perseus_operator.clients.agent_messages import (
     schedule_of,
 )
 from perseus_operator.clients.credentials import Credentials
-from perseus_operator.clients.hardware import gpu_of
+from perseus_operator.clients.hardware import clock_change, gpu_of
 from perseus_operator.clients.selections import SelectionStream
 from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
+from perseus_operator.planning.latencies import ClockTimes
 from perseus_proto.tls import CallerCredentials
 from perseus_proto.units import ms_from_s
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
@@ -207,13 +208,30 @@ class AgentPool:
         answer = await self._request(address, lambda entry: entry.stub.ReleaseLease(request, timeout=self._timeout_s))
         return len(answer.restored_gpu_uuids)
 
-    async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
+    async def push(
+        self,
+        address: str,
+        *,
+        job_uid: str,
+        epoch: int,
+        plan_set: agent_pb2.PlanSet,
+        changes: Iterable[ClockTimes] = (),
+    ) -> None:
         """Store a plan set on an agent. It is larger than other messages, so the deadline is three times as long.
+
+        Args:
+            address: host:port of the agent.
+            job_uid: of the PerseusJob.
+            epoch: of this operator.
+            plan_set: to be stored.
+            changes: under which the plans were rehearsed, ascending by clock.
 
         Raises:
             AgentError: it was not stored.
         """
-        request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
+        request = agent_pb2.PushPlanSetRequest(
+            job_uid=job_uid, epoch=epoch, plan_set=plan_set, changes=map(clock_change, changes)
+        )
         await self._request(address, lambda entry: entry.stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
     async def select(

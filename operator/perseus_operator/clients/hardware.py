@@ -1,4 +1,5 @@
-"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan.
+"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan. Back
+they get the latencies that plans were rehearsed under.
 
 An older agent leaves the fields away, which protobuf makes zero. Here that becomes None: unknown is not zero.
 """
@@ -10,6 +11,7 @@ from typing import Final
 
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition, is_possible
+from perseus_operator.planning.latencies import ClockTimes
 from perseus_proto.units import w_from_mw
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -57,6 +59,11 @@ def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
         clock_mhz=clock_mhz,
         limited_mhz=clock_mhz if report.power_limited else None,
     )
+
+
+def clock_change(times: ClockTimes) -> agent_pb2.ClockChange:
+    """Return how long changes to a clock take, as agents are sent it."""
+    return agent_pb2.ClockChange(clock_mhz=times.mhz, p50_us=times.p50_us, p99_us=times.p99_us)
 
 
 def _latency(message: agent_pb2.Gpu) -> ClockLatency | None:

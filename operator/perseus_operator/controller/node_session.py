@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from perseus_operator.api.conditions import Explanation, Reason
@@ -31,11 +31,14 @@ from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
+from perseus_operator.planning.hardware import clocks_of
 from perseus_operator.planning.iterations import JobIteration, Report
+from perseus_operator.planning.latencies import ClockTimes
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeCommand, Push, Release, Renew, Select
 from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.state import JobState
+from perseus_operator.solving.frontier import SolvedFrontier
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +181,27 @@ class NodeSession:
             plan_set = await self._services.cache.plan_set(solved, action.stages)
         else:
             plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
-        if plan_set.plan_id != node.plans.plan_id:
-            await self._services.agents.push(address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set)
+        changes = self._changes(solved, plan_set.clocks_mhz)
+        pushed = node.plans.pushed
+        # The same plans of another frontier may have been rehearsed under other latencies.
+        if plan_set.plan_id != node.plans.plan_id or (changes and pushed is not None and pushed.digest != action.plans):
+            await self._services.agents.push(
+                address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set, changes=changes
+            )
         frontier = self._state.frontier  # may have been adopted meanwhile
         beside = action.beside and (frontier is None or frontier.digest != action.plans)
         noted = node.plans.stored_beside if beside else node.plans.stored
         noted(StoredPlans(plan_set.plan_id, action.plans, action.stages))
+
+    def _changes(self, solved: SolvedFrontier | None, clocks_mhz: Iterable[int]) -> list[ClockTimes]:
+        """How long changes to these clocks take under which a frontier was rehearsed; for plans that were not rehearsed
+        what is known now.
+        """
+        in_use, wanted = self._state.hardware.in_use, set(clocks_mhz)
+        known = clocks_of(solved.view.hardware) if solved is not None and solved.view.hardware else None
+        if known is None:
+            known = in_use.clocks if in_use is not None else ()
+        return [times for times in known if times.mhz in wanted]
 
     async def _select(self, node: Node, address: str, action: Select) -> None:
         plan_id = node.plans.plan_id
