@@ -36,6 +36,8 @@ SHORT_US: Final = 1_000
 """Latencies below are alike: no instruction with a clock of its own is as short."""
 _STEP: Final = 1.25
 """Measured figures are rounded to powers of this, so that jobs on like GPUs share a frontier."""
+_FINE_STEP: Final = 1.03
+"""Those by clock are: no two jobs would share all of them, and plans prefer clocks that look quicker than they are."""
 DEFAULT_NOISE: Final = 0.002
 """Scatter of durations until it is measured, and the least that counts: recorded A100 runs have about as much."""
 _MAX_NOISE: Final = 0.2
@@ -344,7 +346,9 @@ def _rounded(found: Hardware) -> Hardware:
         call_us=_step(found.call_us),
         noise_ppm=_step(found.noise_ppm),
         clocks=tuple(
-            ClockTimes(one.mhz, _step(one.p50_us), max(_step(one.p50_us), _step(one.p99_us))) for one in found.clocks
+            ClockTimes(one.mhz, fine, max(fine, _step(one.p99_us, _FINE_STEP)))
+            for one in found.clocks
+            for fine in [_step(one.p50_us, _FINE_STEP)]
         ),
     )
 
@@ -353,10 +357,10 @@ def _seconds(p50_us: int, p99_us: int) -> dict[str, float]:
     return {"p50": s_from_us(p50_us), "p99": s_from_us(p99_us)}
 
 
-def _step(figure: int) -> int:
-    """The nearest power of 1.25, to two digits."""
+def _step(figure: int, step: float = _STEP) -> int:
+    """The nearest power of a step, to two digits, or to three where steps are fine."""
     if figure <= 0:
         return 0
-    power = _STEP ** round(math.log(figure, _STEP))
-    digits = 1 - math.floor(math.log10(power))
+    power = step ** round(math.log(figure, step))
+    digits = (1 if step > 1.1 else 2) - math.floor(math.log10(power))
     return max(1, round(round(power, digits)))

@@ -65,13 +65,16 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
         Of the clocks that were changed to often enough, ascending by clock, at most `MAX_CLOCKS`; see
         `perseus_proto.latency.by_clock`.
     """
-    of_clock: dict[int, list[ClockMedian]] = {}
-    for one in latencies:
+    known, of_clock = list(latencies), dict[int, list[ClockMedian]]()
+    for one in known:
         for of_gpu in one.medians:
             of_clock.setdefault(of_gpu.mhz, []).append(of_gpu)
     measured = {mhz: (sum(one.changes for one in of), s_from_us(_median_us(of))) for mhz, of in of_clock.items()}
     frequent = sorted(measured, key=lambda mhz: (-measured[mhz][0], mhz))[:MAX_CLOCKS]
-    overall = SwitchLatency(s_from_us(latency.p50_us), s_from_us(latency.p99_us), 0.0, latency.shared_lock, "measured")
+    # How much changes scatter is that of the usual GPU: of many, the longest change of all is an outlier.
+    scatter = [one.p99_us / one.p50_us for one in known if one.changes >= ENOUGH_CHANGES]
+    p50_s, factor = s_from_us(latency.p50_us), median(scatter) if scatter else latency.p99_us / latency.p50_us
+    overall = SwitchLatency(p50_s, p50_s * factor, 0.0, latency.shared_lock, "measured")
     found = by_clock(overall, {mhz: measured[mhz] for mhz in frequent})
     return tuple(ClockTimes(mhz, _bounded_us(one.p50_s), _bounded_us(one.p99_s)) for mhz, one in sorted(found.items()))
 

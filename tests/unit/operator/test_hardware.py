@@ -36,7 +36,7 @@ from perseus_operator.planning.hardware import (
 )
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import JobIteration, Measured
-from perseus_operator.planning.latencies import ENOUGH_CHANGES
+from perseus_operator.planning.latencies import ENOUGH_CHANGES, ClockTimes
 from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.state import JobState
@@ -88,9 +88,15 @@ HARDWARE = st.builds(
 )
 
 
-@given(HARDWARE)
-def test_the_solver_reads_what_is_asked_of_it(hardware: Hardware) -> None:
-    found = SolverHardware.from_json(hardware.to_json())
+CLOCKS = st.dictionaries(st.integers(210, 2100), st.integers(1, 1_000_000), max_size=255)
+
+
+@given(HARDWARE, CLOCKS)
+def test_the_solver_reads_what_is_asked_of_it(hardware: Hardware, medians_us: dict[int, int]) -> None:
+    clocks = tuple(ClockTimes(mhz, p50_us, 2 * p50_us) for mhz, p50_us in sorted(medians_us.items()))
+    found = SolverHardware.from_json(replace(hardware, clocks=clocks).to_json())
+    assert {mhz: us_from_s(latency.p50_s) for mhz, latency in found.clocks.items()} == medians_us
+    assert all(us_from_s(found.latency_of(one.mhz).p99_s) == one.p99_us for one in clocks)
     assert us_from_s(found.latency.p50_s) == hardware.p50_us
     assert us_from_s(found.latency.p99_s) == hardware.p99_us
     assert found.gpus_per_lock == hardware.gpus_per_lock
