@@ -80,6 +80,23 @@ def by_clock(latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]])
     return found
 
 
+def corrected(
+    given: Mapping[int, SwitchLatency], medians_s: Mapping[int, tuple[int, float]]
+) -> dict[int, SwitchLatency]:
+    """Shift latencies by clock towards what was measured; they scatter as given.
+
+    Args:
+        given: by clock, MHz.
+        medians_s: of changes measured, as for `by_clock`.
+    """
+    found = dict(given)
+    for mhz in given.keys() & medians_s.keys():
+        (n, median_s), of_clock = medians_s[mhz], given[mhz]
+        factor = (median_s / of_clock.p50_s) ** (n / (n + ENOUGH_OF_CLOCK))
+        found[mhz] = replace(of_clock, p50_s=factor * of_clock.p50_s, p99_s=factor * of_clock.p99_s)
+    return found
+
+
 _HOPPER: Final = "assumed: second-hand figures for Hopper say 10–100 ms (PowerWeave on arXiv 2502.20075)"
 _PUBLISHED: Final = {
     "V100": SwitchLatency(0.005, 0.019, 0.0046, True, "published: 18,950 switches on a V100"),

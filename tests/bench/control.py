@@ -8,6 +8,7 @@ no control can exceed behind the driver's lock. ``tests.bench.control_grid`` mea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -15,7 +16,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from perseus_operator.planning.gpu import ClockLatency, Transition
+from perseus_operator.planning.hardware import Basis, next_hardware
+from perseus_operator.planning.hardware import Hardware as OperatorHardware
+from perseus_operator.planning.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
+from perseus_proto.latency import SwitchLatency
+from perseus_proto.units import us_from_s
 from perseus_sim.execution.agent_control import AgentControl
 from perseus_sim.execution.bound import least_work_j, mean_call_s
 from perseus_sim.execution.controls import DefaultClocks, Ideal
@@ -24,6 +31,7 @@ from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.execution.machine import Machine, Outcome
 from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
+from perseus_sim.gpus.switching import Switches
 from perseus_sim.profiles import profile_csv
 from perseus_solver.frontier import Planner, solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
@@ -147,10 +155,40 @@ def instruction_plan(cell: Cell) -> Plan:
     return Plan(clocks_mhz, Grain.INSTRUCTION, float(frontier.time_s[0]), float(frontier.energy_j[0]))
 
 
+@cache
+def swept(gpu: str) -> Mapping[int, SwitchLatency]:
+    """Return what the operator knows of a GPU model's clocks after a profiling sweep: each of the eight GPUs of each
+    stage has changed to each clock once.
+    """
+    model, profile = MODELS[gpu], read_profile(profile_csv(STAGES, gpu, forward_s=SOLVED_MS / 1e3))
+    clocks = sorted({mhz for table in profile.tables.values() for mhz in table.frequency_mhz.tolist()})
+    call_us, lock = us_from_s(model.driver.latency.call_s), model.driver.latency.shared_lock
+    node = []
+    for number in range(8 * STAGES):
+        switches = Switches(model.driver, 1_000 + number)
+        takes_us = [us_from_s(switches.draw(mhz).latency_s) for mhz in clocks]
+        p50_us, p99_us = (int(np.quantile(takes_us, share, method="higher")) for share in (0.5, 0.99))
+        found = tuple(Transition(0, mhz, 1, us, us) for mhz, us in zip(clocks, takes_us, strict=True))
+        node.append(ClockLatency(p50_us, p99_us, call_us, len(clocks), lock, found))
+    measured = measured_latency(model.name, node)
+    assert measured is not None
+    known = OperatorHardware(
+        model.name,
+        measured.p50_us,
+        measured.p99_us,
+        call_us,
+        basis=Basis.MEASURED,
+        clocks=clock_times(measured, node),
+    )
+    adopted = next_hardware(None, known)
+    assert adopted is not None
+    return Hardware.from_json(adopted.to_json()).clocks
+
+
 def hardware_of(cell: Cell) -> Hardware:
-    """Return what the rehearsal knows of a cell: what is published, and no more."""
+    """Return what the rehearsal knows of a cell: what is published, and what a sweep shows."""
     model = MODELS[cell.gpu]
-    return Hardware(model.name, model.driver.latency, gpus_per_lock=cell.gpus, noise=NOISE)
+    return Hardware(model.name, model.driver.latency, gpus_per_lock=cell.gpus, noise=NOISE, clocks=swept(cell.gpu))
 
 
 def deployed_plan(cell: Cell) -> Plan:
@@ -231,8 +269,8 @@ def longest(over: npt.NDArray[np.bool_]) -> int:
 
 
 def agent_of(cell: Cell) -> AgentControl:
-    """Return the agent's control, which assumes what is published for the GPU."""
-    return AgentControl(MODELS[cell.gpu].name, MODELS[cell.gpu].clocks_mhz)
+    """Return the agent's control, which assumes what is published for the GPU, and what is sent with the plan."""
+    return AgentControl(MODELS[cell.gpu].name, MODELS[cell.gpu].clocks_mhz, changes=swept(cell.gpu))
 
 
 def bound_percent(cell: Cell) -> float:

@@ -46,7 +46,9 @@ Changes take a log-normal latency. The agent starts from the worst published fig
 ## The grid
 
 Four stages, `microbatches x forward in ms`. A node has the 8 GPUs of one stage behind one lock; `own lock`: each has
-its own. Each cell runs the plan that the [rehearsal](design/0019-clocks-in-gpu-time.md) would deploy at no slowdown.
+its own. Each cell runs the plan that the [rehearsal](design/0019-clocks-in-gpu-time.md) would deploy at no slowdown
+after a profiling sweep, in which each GPU has changed to each clock once. What the operator knows from that of
+[latencies by clock](clock-latency.md) is sent with the plan; for all else the agent starts from what is published.
 
 * *Agent*: the 95th percentile of the iteration time, beyond the mean iteration at default clocks; the share of
   iterations within 1 % of that, as the operator's guard counts; and the share that is saved of what the plan for every

@@ -283,7 +283,7 @@ class GpuWorker:
         mhz = follower.look(governor.writes, us_from_ns(time.monotonic_ns()), governor.latency.lead)
         # Without the driver's calls, for which other threads do not wait.
         spent_s = time.thread_time() - began_s + LOOK_S
-        governor.latency.every = follower.plan is not None and follower.plan.uniform
+        governor.latency.follow(follower.plan)
         pump_s = governor.want(mhz)
         if pump_s != self._pump_s:
             self._pump_s = pump_s
@@ -364,11 +364,12 @@ class GpuWorker:
             return
         began_us = us_from_ns(time.monotonic_ns())
         try:
-            clock_mhz = self.device.sm_clock_mhz()
+            clock_mhz, reasons = self.device.sm_clock_mhz(), self.device.event_reasons()
         except DeviceError:
             latency.give_up()
             return
-        latency.read(clock_mhz, began_us, us_from_ns(time.monotonic_ns()))
+        held = bool(reasons & ~EventReason.IDLE)
+        latency.read(clock_mhz, began_us, us_from_ns(time.monotonic_ns()), held=held)
 
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""

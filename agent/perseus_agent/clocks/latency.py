@@ -12,13 +12,14 @@ nothing here reads a clock or a device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
+from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.clocks.timetable import Lead
-from perseus_proto.latency import SwitchLatency
+from perseus_proto.latency import SwitchLatency, by_clock, corrected
 from perseus_proto.units import s_from_us, us_from_s
 
 KEPT: Final = 256
@@ -72,7 +73,7 @@ class _Open:
     mhz: int
     tolerance_mhz: int
     effect: int  # number of its entry, ever
-    from_before: bool  # the clock before was in effect when the call began
+    settled: bool  # the clock before was seen in effect, or long enough ago
     seen_us: int = 0  # so long it was seen not to be in effect
 
 
@@ -104,6 +105,7 @@ class LatencyMeter:
         """When to read the clock and call ``read``; 0: not at all."""
         self.switch = published
         """From the begin of a call to the clock in effect."""
+        self._given: Mapping[int, SwitchLatency] = {}
         self._lead = Lead.of(published)
 
     @property
@@ -117,7 +119,19 @@ class LatencyMeter:
         as the one whose turn comes last.
         """
         alone, wait = self._lead, self._waits.usual
-        return Lead(alone.median_us + wait.median_us, alone.deviation_us + wait.late_us, alone.worth_us)
+        soonest_us, latest_us = max(wait.median_us - wait.late_us, 0), wait.median_us + wait.late_us
+        return alone._replace(
+            median_us=alone.median_us + (soonest_us + latest_us) // 2,
+            deviation_us=alone.deviation_us + (latest_us - soonest_us) // 2,
+            worth_us=alone.worth_us + latest_us - soonest_us,
+        )
+
+    def follow(self, plan: StagePlan | None) -> None:
+        """A plan is followed: what it was rehearsed under holds for each clock until it is measured here."""
+        self.every = plan is not None and plan.uniform
+        if plan is not None and plan.changes is not self._given:
+            self._given = plan.changes
+            self._estimate()
 
     @property
     def calls(self) -> Quantiles:
@@ -163,26 +177,30 @@ class LatencyMeter:
         affordable = self._owed or self._spent_us <= READ_SHARE * (began_us - self._since_us)
         self._owed = False
         if mhz is not None and apart and (self.every or affordable):
-            from_before = settled and before_mhz is not None  # the default clocks may be the same as a locked one
-            self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects, from_before)
+            self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects, settled)
             self.read_us = ended_us
 
-    def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
-        """The clock was read, between two moments, as ``read_us`` asked."""
+    def read(self, clock_mhz: int, began_us: int, ended_us: int, *, held: bool = False) -> None:
+        """The clock was read, between two moments, as ``read_us`` asked; ``held``: power or heat held it below the one
+        that is locked."""
         change, self.read_us = self._open, 0
         self._spent_us += max(ended_us - began_us, WAKE_US)
         if change is None:
             return
         since_us = ended_us - change.began_us
-        if abs(clock_mhz - change.mhz) > change.tolerance_mhz:
+        if held and change.before_mhz is not None and change.mhz > change.before_mhz:
+            self._open = None  # the new clock may be in effect, or not yet
+        elif held or abs(clock_mhz - change.mhz) > change.tolerance_mhz:
             change.seen_us = since_us
+            change.settled |= clock_mhz == change.before_mhz
             if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
                 self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
             else:
                 self._open = None  # something else holds the clock back, which says nothing of changes
         else:
             self._open, self._reached = None, True
-            if change.seen_us or change.from_before:
+            # The default clocks may be the same as a locked one.
+            if change.seen_us or (change.settled and change.before_mhz is not None):
                 self._measured(change, since_us)
             else:  # the change before this one may not have been in effect yet
                 self._owed = True
@@ -203,6 +221,8 @@ class LatencyMeter:
 
     def _note(self, change: _Open, seen: _Seen) -> None:
         self._changes.append(seen)
+        if not change.settled:  # it may have waited for the one before it, which says nothing of its clock
+            return
         key = change.before_mhz or 0, change.mhz
         if key not in self._of_transition and len(self._of_transition) >= TRANSITIONS_KEPT:
             rarest = min(self._counts, key=self._counts.__getitem__)
@@ -232,7 +252,25 @@ class LatencyMeter:
                 shared_lock=self._published.shared_lock,
                 source=f"measured on this GPU: {self.measured} changes",
             )
-        self._lead = Lead.of(self.switch)._replace(worth_us=2 * calls.p50_us)
+        usual = Lead.of(self.switch)
+        clocks = {mhz: usual.of_clock(latency) for mhz, latency in self._by_clock().items()}
+        self._lead = usual._replace(worth_us=2 * calls.p50_us, clocks=clocks)
+
+    def _by_clock(self) -> dict[int, SwitchLatency]:
+        """Latencies by the clock that is changed to: as they were sent with the plan, corrected by what was measured
+        here, and of other clocks as measured.
+
+        How much changes scatter is known better from many GPUs than from one.
+        """
+        seen: dict[int, list[_Seen]] = {}
+        for (_, mhz), of in self._of_transition.items():
+            seen.setdefault(mhz, []).extend(of)
+        medians_s = {
+            mhz: (found.values, s_from_us(max(found.p50_us, self.calls.p50_us)))
+            for mhz, of in seen.items()
+            if (found := _quantiles_of(of, self._published)) and 2 * found.values > len(of)
+        }
+        return {**(by_clock(self.switch, medians_s) if self.enough else {}), **corrected(self._given, medians_s)}
 
 
 def _quantiles(values_us: Sequence[int]) -> Quantiles | None:

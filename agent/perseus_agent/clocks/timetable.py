@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from perseus_agent.clocks.iteration_pattern import ClockLine, Pattern
+from perseus_agent.clocks.clock_line import ClockLine
+from perseus_agent.clocks.iteration_pattern import Pattern
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.units import us_from_s
 
@@ -63,6 +65,13 @@ class Record(Protocol):
     def durations_us(self) -> Sequence[int]: ...
 
 
+class Earlier(NamedTuple):
+    """How much earlier a clock must be asked for than others, µs; negative: later."""
+
+    raise_us: int
+    lower_us: int
+
+
 class Lead(NamedTuple):
     """How long a change takes from the moment at which it is asked for until it is in effect."""
 
@@ -70,6 +79,25 @@ class Lead(NamedTuple):
     deviation_us: int
     worth_us: int = 0
     """A lower clock that lasts shorter is not worth the calls."""
+    clocks: Mapping[int, Earlier] = MappingProxyType({})
+    """Of single clocks, where it is known."""
+
+    def raise_us(self, mhz: int) -> int:
+        """How long before it is needed a higher clock is asked for."""
+        earlier = self.clocks.get(mhz)
+        return self.median_us + self.deviation_us + (earlier.raise_us if earlier else 0)
+
+    def lower_us(self, mhz: int) -> int:
+        """How long before it is allowed a lower clock is asked for."""
+        earlier = self.clocks.get(mhz)
+        return self.median_us - self.deviation_us + (earlier.lower_us if earlier else 0)
+
+    def of_clock(self, latency: SwitchLatency) -> Earlier:
+        """What a clock differs by whose latency is known; all else is as here."""
+        own = Lead.of(latency)
+        return Earlier(
+            own.median_us + own.deviation_us - self.raise_us(0), own.median_us - own.deviation_us - self.lower_us(0)
+        )
 
     @classmethod
     def of(cls, latency: SwitchLatency) -> Lead:
@@ -106,7 +134,7 @@ class Timetable:
         self._seen_us = 0
         self._late_since_us = 0
         self._additions = 0
-        self._drawn = _Drawing(-1, -1, (None, None), ClockLine(), [])
+        self._drawn = _Drawing(-1, -1, None, (None, None), ClockLine(), [], [])
 
     # ------------------------------------------------------------------------------------------- what was and is
 
@@ -187,11 +215,10 @@ class Timetable:
             lead: of this GPU.
             asked_mhz: the clock that was asked for last; None: the default clocks.
         """
-        self._draw()
-        line, places_us = self._drawn.line, self._drawn.places_us
-        # Where the GPU is predicted to be at the earliest and at the latest when a change asked for now is in effect.
-        earliest_us = now_us + lead.median_us - lead.deviation_us - self._high_us
-        latest_us = now_us + lead.median_us + lead.deviation_us - self._low_us
+        self._draw(lead)
+        line, places_us = self._drawn.line, self._drawn.asked_us
+        # Where the GPU is predicted to be at the earliest and at the latest.
+        earliest_us, latest_us = now_us - self._high_us, now_us - self._low_us
         passed, coming, sure_us = self._surely_passed(earliest_us), *self._surely_to_come(latest_us)
         here_us = places_us[passed] if passed >= 0 else -math.inf
         there_us = max(latest_us, places_us[coming - 1] if coming else -math.inf)
@@ -203,7 +230,7 @@ class Timetable:
         lower_us = line.lower_us(here_us, mhz, width_us, raise_us)
         raise_wait_us = max(raise_us - self._error_us(raise_us), sure_us) - latest_us
         lower_wait_us = lower_us + self._error_us(lower_us) - earliest_us
-        next_us = places_us[-1] if self._drawn.patterns[0] is None else self._drawn.patterns[0].period_us
+        next_us = self._drawn.places_us[-1] if self._drawn.patterns[0] is None else self._drawn.patterns[0].period_us
         next_wait_us = self._high_us + next_us + 1 - now_us
         wait_us = min(raise_wait_us, lower_wait_us, LOOK_MAX_US, next_wait_us if next_wait_us > 0 else LOOK_MAX_US)
         sight_us = self._sight_us(now_us, now_us + lower_wait_us, lead)
@@ -238,18 +265,18 @@ class Timetable:
     # ------------------------------------------------------------------------------------------- inside
 
     def _surely_passed(self, place_us: float) -> int:
-        """The last boundary that the GPU has passed when it is predicted to be at a place, however early or late it
-        passes those until there; −1: none."""
-        places_us, seen = self._drawn.places_us, (self._passed or 0) - 1
+        """The last boundary for which it is surely time to ask when the GPU is predicted to be at a place, however
+        early or late it passes those until there; −1: none."""
+        places_us, seen = self._drawn.asked_us, (self._passed or 0) - 1
         boundary = bisect_right(places_us, place_us) - 1
         while boundary > seen and places_us[boundary] + self._error_at_us(boundary) > place_us:
             boundary -= 1
         return max(boundary, seen)
 
     def _surely_to_come(self, place_us: float) -> tuple[int, float]:
-        """The first boundary that it has not passed then, and the place until which that is so; the number of those
-        known, if it may have passed all."""
-        places_us = self._drawn.places_us
+        """The first boundary for which it is surely too early then, and the place until which that is so; the number of
+        those known, if there is none."""
+        places_us = self._drawn.asked_us
         boundary = max(bisect_right(places_us, place_us), self._passed or 0)
         while boundary < len(places_us):
             sure_us = places_us[boundary] - self._error_at_us(boundary)
@@ -260,7 +287,7 @@ class Timetable:
 
     def _error_us(self, place_us: float) -> float:
         """By how much the time from the last sight to a place differs between iterations."""
-        return 0 if math.isinf(place_us) else self._error_at_us(bisect_right(self._drawn.places_us, place_us) - 1)
+        return 0 if math.isinf(place_us) else self._error_at_us(bisect_right(self._drawn.asked_us, place_us) - 1)
 
     def _error_at_us(self, boundary: int) -> float:
         """The same to a boundary, counted over the iterations that are drawn."""
@@ -333,9 +360,9 @@ class Timetable:
             del self._patterns[next(iter(self._patterns))]
         return pattern
 
-    def _draw(self) -> None:
-        """Lay out the planned clocks of this iteration and of those ahead, if something has changed."""
-        if (self._drawn.iteration, self._drawn.additions) == (self._iteration, self._additions):
+    def _draw(self, lead: Lead) -> None:
+        """Lay out the clocks to ask for in this iteration and in those ahead, if something has changed."""
+        if (self._drawn.iteration, self._drawn.additions, self._drawn.lead) == (self._iteration, self._additions, lead):
             return
         plans = [self._plan_of(self._iteration + ahead) for ahead in range(AHEAD + 1)]
         patterns = [self._known(plan) for plan in plans]
@@ -351,17 +378,21 @@ class Timetable:
             plan = plans[AHEAD]
         line.add(origin_us, _highest(plan))
         places_us.append(origin_us)
-        self._drawn = _Drawing(self._iteration, self._additions, patterns, line, places_us)
+        line, asked_us = line.asked(lead, places_us)
+        self._drawn = _Drawing(self._iteration, self._additions, lead, patterns, line, places_us, asked_us)
 
 
 class _Drawing(NamedTuple):
-    """The line and the boundaries of an iteration and of those ahead, and what they were drawn for."""
+    """The boundaries of an iteration and of those ahead, where the GPU is when the clocks after them are asked for, the
+    line of these clocks, and what they were drawn for."""
 
     iteration: int
     additions: int
+    lead: Lead | None
     patterns: Sequence[Pattern | None]
     line: ClockLine
     places_us: list[int]
+    asked_us: list[float]
 
 
 def _highest(plan: Planned | None) -> int:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from perseus_agent.clocks.call_queue import CallQueue, CallTurns
@@ -28,6 +29,7 @@ from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
 from perseus_proto.instruction import Instruction, InstructionKind
+from perseus_proto.latency import SwitchLatency
 from perseus_proto.planset import StageSchedule
 from perseus_proto.rank import RankId
 from perseus_proto.units import s_from_us, us_from_s
@@ -61,15 +63,16 @@ class FixedPlans(JobPlans):
         return self._plans[stage]
 
 
-def plans_of(pipeline: Pipeline) -> list[StagePlan]:
-    """What the agent compiles from the plan that is executed."""
+def plans_of(pipeline: Pipeline, changes: Mapping[int, SwitchLatency]) -> list[StagePlan]:
+    """What the agent compiles from the plan that is executed, and from the latencies that were sent with it."""
     schedule, plans = pipeline.problem.schedule, []
     for stage, (first, end) in enumerate(pairwise(pipeline.offsets)):
         columns = (schedule.kind, schedule.microbatch, schedule.chunk)
         kinds, microbatches, chunks = (tuple(column[first:end].tolist()) for column in columns)
         clocks = tuple(pipeline.plan[first:end])
         wake = bytes(mhz != before for mhz, before in zip(clocks, (clocks[-1], *clocks[:-1]), strict=True))
-        plans.append(StagePlan("plan", 0, StageSchedule(stage, kinds, microbatches, chunks), clocks, wake))
+        stage_schedule = StageSchedule(stage, kinds, microbatches, chunks)
+        plans.append(StagePlan("plan", 0, stage_schedule, clocks, wake, changes))
     return plans
 
 
@@ -236,7 +239,7 @@ class Gpu:
         self.looks += 1
         governor, follower = self.governor, self._follower
         mhz = follower.look(governor.writes, math.ceil(now_s * 1e6), governor.latency.lead)
-        governor.latency.every = follower.plan is not None and follower.plan.uniform
+        governor.latency.follow(follower.plan)
         self._pump.set(governor.want(mhz) or 0.0)
         look_s = s_from_us(follower.next_look_us)
         self._look.set(max(look_s, device.until_s) if look_s else 0.0)
@@ -258,7 +261,8 @@ class Gpu:
         if 0 < self._look.due_s < now_s + READ_ROOM_S:
             latency.give_up()
             return
-        latency.read(self.device.sm_clock_mhz(), us_from_s(now_s), us_from_s(now_s) + READ_US)
+        held = self.device.event_reasons() is not EventReason.NONE
+        latency.read(self.device.sm_clock_mhz(), us_from_s(now_s), us_from_s(now_s) + READ_US, held=held)
         self._read.set(s_from_us(latency.read_us))
 
 
@@ -282,16 +286,23 @@ class Rank:
 class AgentControl(Control):
     """The agent of every node."""
 
-    def __init__(self, model: str, clocks_mhz: tuple[int, ...], source: MarkSource = MarkSource.GPU) -> None:
-        """``model``: the GPUs' name, by which the agent knows what is published; ``source``: what the marks are."""
-        self._model, self._clocks_mhz, self._source = model, clocks_mhz, source
+    def __init__(
+        self,
+        model: str,
+        clocks_mhz: tuple[int, ...],
+        source: MarkSource = MarkSource.GPU,
+        changes: Mapping[int, SwitchLatency] = MappingProxyType({}),
+    ) -> None:
+        """``model``: the GPUs' name, by which the agent knows what is published; ``source``: what the marks are;
+        ``changes``: latencies by clock that are sent with the plan."""
+        self._model, self._clocks_mhz, self._source, self._changes = model, clocks_mhz, source, changes
 
     def start(self) -> None:
         executor = self.executor
         pipeline, gpus = executor.pipeline, executor.machine.gpus
         self._offsets, self._rank_of = pipeline.offsets, pipeline.rank_of
         self.ranks: list[Rank] = []
-        plans = plans_of(pipeline)
+        plans = plans_of(pipeline, self._changes)
         for number, plan in enumerate(plans):
             memory, turns = Memory(len(plan.clocks_mhz), self._source), VirtualTurns(executor)
             columns = (plan.schedule.kinds, plan.schedule.microbatches, plan.schedule.chunks)

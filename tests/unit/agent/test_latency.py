@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from perseus_agent.clocks.call_queue import Waits
 from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
+from perseus_agent.clocks.plans import StagePlan
 from perseus_proto.latency import SwitchLatency
+from perseus_proto.planset import StageSchedule
 from perseus_proto.units import s_from_us
 from perseus_solver.rehearsal import Hardware
 
@@ -114,16 +116,77 @@ def test_a_gpu_whose_first_waits_were_long_is_not_held_by_them() -> None:
 def test_the_agent_asks_as_early_as_the_rehearsal_expects_of_it(gpus: int) -> None:
     """Turns of a lock come one call after another, in any order; a difference is what plans are late by."""
     latency = SwitchLatency(p50_s=0.0054, p99_s=0.014, call_s=s_from_us(CALL_US), shared_lock=True, source="published")
-    meter, now_us = LatencyMeter(latency, 0), 0
-    for number in range(KEPT):
-        began_us = now_us + number % gpus * CALL_US
-        meter.wrote(
-            900, 1200, wanted_us=now_us, began_us=began_us, ended_us=began_us + CALL_US, tolerance_mhz=15
-        )  # never read: the published latency holds
+    random, meter, now_us = Random(1), LatencyMeter(latency, 0), 0
+    for _ in range(KEPT):
+        began_us = now_us
+        for _ in range(gpus):
+            ended_us = began_us + round(CALL_US * math.exp(latency.sigma * random.gauss(0.0, 1.0)))
+            meter.wrote(
+                900, 1200, wanted_us=now_us, began_us=began_us, ended_us=ended_us, tolerance_mhz=15
+            )  # never read: the published latency holds
+            began_us = ended_us
         now_us += 1_000_000
-    expected = Hardware("A100", latency, gpus_per_lock=gpus)
-    assert meter.lead.median_us == pytest.approx(1e6 * expected.asked_ahead_s(1200), abs=CALL_US / 2 + 1)
-    assert meter.lead.deviation_us == pytest.approx(1e6 * expected.deviation_s(1200), abs=CALL_US / 2 + 1)
+    expected, lead = Hardware("A100", latency, gpus_per_lock=gpus), meter.lead
+    ahead_us, deviation_us = 1e6 * expected.asked_ahead_s(1200), 1e6 * expected.deviation_s(1200)
+    assert lead.raise_us(1200) == pytest.approx(ahead_us + deviation_us, rel=0.08)
+    assert lead.lower_us(1200) == pytest.approx(ahead_us - deviation_us, abs=CALL_US / 2)
+    assert lead.worth_us == pytest.approx(1e6 * expected.worth_s, rel=0.25)
+
+
+def learn(clock: Clock, latencies_us: dict[int, int], changes: int) -> None:
+    random = Random(2)
+    for number in range(changes):
+        mhz = list(latencies_us)[number % len(latencies_us)]
+        clock.change(mhz, round(latencies_us[mhz] * math.exp(0.2 * random.gauss(0.0, 1.0))))
+
+
+def test_a_clock_that_is_slow_to_come_is_asked_for_earlier() -> None:
+    clock = Clock()
+    learn(clock, {900: 10_000, 1200: 40_000}, 4 * ENOUGH)
+    lead = clock.meter.lead
+    usual_us = lead.raise_us(1050)
+    assert lead.raise_us(900) < usual_us < lead.raise_us(1200)
+    assert lead.raise_us(900) == pytest.approx(10_000 * math.exp(0.2), rel=0.35)
+    assert lead.raise_us(1200) == pytest.approx(40_000 * math.exp(0.2), rel=0.35)
+    assert lead.lower_us(1200) - lead.lower_us(900) == pytest.approx(30_000, rel=0.5)
+
+
+def test_what_was_sent_with_a_plan_holds_until_it_is_measured() -> None:
+    clock = Clock()
+    sent = {mhz: SwitchLatency(0.050, 0.060, 0.0, False, "sent with the plan") for mhz in (900, 1200)}
+    plan = StagePlan("plan", 0, StageSchedule(0, (1, 2), (0, 0), (0, 0)), (900, 1200), b"\x01\x01", sent)
+    clock.meter.follow(plan)
+    clock.meter.every = True
+    assert clock.meter.lead.raise_us(900) == clock.meter.lead.raise_us(1200)
+    assert 50_000 < clock.meter.lead.raise_us(900) < 60_000
+    learn(clock, {900: 10_000, 1200: 50_000}, 4 * ENOUGH)
+    assert clock.meter.lead.raise_us(900) < 20_000
+    assert clock.meter.lead.raise_us(1200) == pytest.approx(54_000, rel=0.1)
+
+
+def test_a_change_beside_the_power_limit_shows_nothing_until_the_limit_is_not_reached() -> None:
+    meter = LatencyMeter(PUBLISHED, 0)
+    meter.every = True
+    meter.wrote(900, 1500, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
+    meter.read(1335, 20, 30, held=True)  # it may be in effect, and the limit holds the clock below it
+    assert (meter.measured, meter.read_us) == (0, 0)
+    meter.wrote(1500, 1335, wanted_us=1_000_000, began_us=1_000_000, ended_us=1_000_010, tolerance_mhz=0)
+    meter.read(1335, 1_000_020, 1_000_030, held=True)  # as the limit has it, still with the clock before
+    assert meter.measured == 0
+    meter.read(1335, 1_040_000, 1_040_010)
+    assert meter.measured == 1
+    assert meter.transitions()[1500, 1335].p50_us == 40_010
+
+
+def test_a_change_that_waited_for_a_slow_one_says_nothing_of_its_clock() -> None:
+    meter = LatencyMeter(PUBLISHED, 0)
+    meter.every = True
+    meter.wrote(900, 1200, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
+    meter.wrote(1200, 1050, wanted_us=20, began_us=20, ended_us=30, tolerance_mhz=0)
+    meter.read(900, 40, 50)  # neither change is in effect
+    meter.read(1050, 60_000, 60_010)
+    assert meter.measured == 1
+    assert meter.transitions() == {}
 
 
 def test_a_clock_that_is_never_reached_is_not_measured_and_the_reading_ends() -> None:
