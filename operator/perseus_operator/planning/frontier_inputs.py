@@ -62,6 +62,7 @@ def hardware_for(state: JobState, spec: JobSpec) -> Hardware | None:
         stored=progress.stored,
         marks=state.evidence.marks,
         noise=progress.noise,
+        described=progress.described,
     )
     hardware = next_hardware(progress.in_use, found)
     return hardware and replace(hardware, pipelines=shape.data_parallel)

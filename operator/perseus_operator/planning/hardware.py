@@ -112,6 +112,27 @@ class Hardware:
         return json.dumps(document, sort_keys=True)
 
 
+@dataclass
+class Described:
+    """What the GPUs of a job say of themselves. It is worked out again only when one says something else: that takes a
+    fraction of a second for tens of thousands, and a planner asks several times a second.
+    """
+
+    _gpus: tuple[Sequence[Gpu], ...] = ()
+    _stored: StoredLatency | None = None
+    _found: Hardware | None = None
+
+    def hardware(self, nodes: Iterable[Node], stored: StoredLatency | None) -> Hardware | None:
+        """Describe the GPUs of all ranks of these nodes, without marks and noise; None: one of them has no model."""
+        known = list(nodes)
+        gpus = tuple(node.rank_gpus for node in known)
+        same = len(gpus) == len(self._gpus) and all(new is old for new, old in zip(gpus, self._gpus, strict=True))
+        if not same or stored is not self._stored:
+            self._gpus, self._stored = gpus, stored
+            self._found = _described(known, [gpu for of_node in gpus for gpu in of_node], stored)
+        return self._found
+
+
 def hardware_of(
     nodes: Iterable[Node],
     *,
@@ -119,6 +140,7 @@ def hardware_of(
     stored: StoredLatency | None,
     marks: MarkSource | None,
     noise: float | None,
+    described: Described | None = None,
 ) -> Hardware | None:
     """Describe the GPUs of a job by what is known now.
 
@@ -128,32 +150,17 @@ def hardware_of(
         stored: latency stored with the profile; None: none is.
         marks: whose time the marks are in; None: not known.
         noise: relative standard deviation of an instruction's duration; None: not known.
+        described: what the GPUs said before.
 
     Returns:
         Figures as they are, not rounded; None: not every rank's GPU is described yet.
     """
     known = list(nodes)
-    gpus = [gpu for node in known for gpu in node.rank_gpus]
-    if not gpus or len(gpus) != ranks or not all(gpu.model for gpu in gpus):
+    if not known or sum(len(node.rank_gpus) for node in known) != ranks:
         return None
-    # Of different models the one that is slowest by what is published: the others wait for it.
-    model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
-    own = [gpu.latency for gpu in gpus if gpu.model == model and gpu.latency is not None]
-    latency, basis, source = _latency(model, own, stored)
-    # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
-    known_by = own if basis is Basis.MEASURED else [latency]
-    return Hardware(
-        model=model,
-        p50_us=latency.p50_us,
-        p99_us=latency.p99_us,
-        call_us=latency.call_us,
-        gpus_per_lock=min(_largest_group(known), _MAX_GPUS) if latency.shared_lock else 1,
-        marks=marks,
-        noise_ppm=round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE)),
-        basis=basis,
-        source=source,
-        clocks=clock_times(latency, known_by),
-    )
+    found = (described or Described()).hardware(known, stored)
+    noise_ppm = round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE))
+    return found and replace(found, marks=marks, noise_ppm=noise_ppm)
 
 
 def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware | None:
@@ -271,6 +278,26 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
     pairs = zip(chain.from_iterable(now), chain.from_iterable(before), strict=False)
     shares = [abs(later - earlier) / earlier for later, earlier in pairs if earlier > 0]
     return 1.4826 * median(shares) / math.sqrt(2) if shares else None
+
+
+def _described(nodes: list[Node], gpus: list[Gpu], stored: StoredLatency | None) -> Hardware | None:
+    if not gpus or not all(gpu.model for gpu in gpus):
+        return None
+    # Of different models the one that is slowest by what is published: the others wait for it.
+    model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
+    own = [gpu.latency for gpu in gpus if gpu.model == model and gpu.latency is not None]
+    latency, basis, source = _latency(model, own, stored)
+    return Hardware(
+        model=model,
+        p50_us=latency.p50_us,
+        p99_us=latency.p99_us,
+        call_us=latency.call_us,
+        gpus_per_lock=min(_largest_group(nodes), _MAX_GPUS) if latency.shared_lock else 1,
+        basis=basis,
+        source=source,
+        # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
+        clocks=clock_times(latency, own if basis is Basis.MEASURED else [latency]),
+    )
 
 
 def _latency(model: str, own: list[ClockLatency], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:

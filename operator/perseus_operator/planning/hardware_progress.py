@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from perseus_operator.planning.gpu import StoredLatency
-from perseus_operator.planning.hardware import Hardware, scatter
+from perseus_operator.planning.hardware import Described, Hardware, scatter
 from perseus_operator.planning.iterations import JobIteration
 
 _SCATTERS: Final = 32
@@ -25,6 +25,8 @@ class HardwareProgress:
 
     in_use: Hardware | None = None
     """What plans are rehearsed under; None: the GPUs are not known yet."""
+    described: Described = field(default_factory=Described)
+    """What the GPUs say of themselves."""
     stored: StoredLatency | None = None
     """Measured by an earlier job, and read with the profile."""
     scatters: list[float] = field(default_factory=list)

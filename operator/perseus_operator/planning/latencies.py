@@ -35,6 +35,10 @@ WORST_SHARE: Final = 0.9
 one must not decide the plans of a thousand."""
 
 
+_MOST_GPUS: Final = 1_024
+"""GPUs whose changes count by clock; of more every n-th. They say it well enough, and all would take a second."""
+
+
 @dataclass(frozen=True)
 class ClockTimes:
     """How long changes to one clock take: from the begin of the driver's call to the clock in effect."""
@@ -66,6 +70,7 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
         `perseus_proto.latency.by_clock`.
     """
     known, of_clock = list(latencies), dict[int, list[ClockMedian]]()
+    known = known[:: 1 + len(known) // _MOST_GPUS]
     for one in known:
         for of_gpu in one.medians:
             of_clock.setdefault(of_gpu.mhz, []).append(of_gpu)
