@@ -7,9 +7,10 @@ does. There is no host name here; UUID and node name only where the user asked f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any, Final
 
-from perseus_proto.latency import SwitchLatency
+from perseus_proto.latency import SwitchLatency, by_clock
 
 SCHEMA: Final = "perseus.energy/acceptance/v1"
 
@@ -185,6 +186,19 @@ class Report:
             seen.p50_s, max(seen.p99_s, seen.p50_s), self.calls.lock.p50_s, shared, "measured on this GPU"
         )
 
+    def latency_by_clock(self) -> dict[int, SwitchLatency]:
+        """The same by the clock that is changed to, MHz, of those that were changed to often enough."""
+        latency = self.latency()
+        if self.switches is None or latency is None:
+            return {}
+        seen: dict[int, list[Durations]] = {}
+        for one in self.switches.transitions:
+            if (durations := one.speed if self.switches.speed else one.reported) is not None:
+                seen.setdefault(one.to_mhz, []).append(durations)
+        return by_clock(
+            latency, {mhz: (sum(d.count for d in of), median(d.p50_s for d in of)) for mhz, of in seen.items()}
+        )
+
 
 def report_json(report: Report) -> dict[str, Any]:
     """The report as JSON values."""
@@ -212,8 +226,15 @@ def hardware_json(report: Report) -> dict[str, Any] | None:
         return None
     return {
         "model": report.gpu_model,
-        "switch_latency_s": {"p50": latency.p50_s, "p99": latency.p99_s},
+        "switch_latency_s": {
+            **_quantiles(latency),
+            "clocks": {str(mhz): _quantiles(of_clock) for mhz, of_clock in sorted(report.latency_by_clock().items())},
+        },
         "call_s": latency.call_s,
         "marks": "gpu",
         "gpus_per_lock": 1 + report.calls.other_gpus if report.calls.shared_lock else 1,
     }
+
+
+def _quantiles(latency: SwitchLatency) -> dict[str, float]:
+    return {"p50": latency.p50_s, "p99": latency.p99_s}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from perseus_agent.acceptance.report import Report, hardware_json, report_json
 from perseus_agent.acceptance.restoration import RestorationFailed
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
-from perseus_proto.latency import SwitchLatency
+from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
 from perseus_sim.gpus.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime
@@ -274,10 +276,17 @@ def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: R
     hardware, latency = hardware_json(report), report.latency()
     assert hardware is not None
     assert latency is not None
-    assert hardware["switch_latency_s"] == {"p50": latency.p50_s, "p99": latency.p99_s}
+    clocks = {int(mhz): of_clock["p50"] for mhz, of_clock in hardware["switch_latency_s"]["clocks"].items()}
+    assert hardware["switch_latency_s"] == {"p50": latency.p50_s, "p99": latency.p99_s, "clocks": ANY}
     assert hardware["call_s"] == latency.call_s
     read = Hardware.from_json(json.dumps(hardware))
     assert (read.latency.p50_s, read.latency.p99_s, read.gpus_per_lock) == (latency.p50_s, latency.p99_s, 1)
+    assert {mhz: of_clock.p50_s for mhz, of_clock in read.clocks.items()} == clocks
+    assert report.switches is not None
+    changes = Counter[int]()
+    for one in report.switches.transitions:
+        changes[one.to_mhz] += one.reported.count
+    assert clocks.keys() == {mhz for mhz, count in changes.items() if count >= ENOUGH_OF_CLOCK} != set()
     assert report.calls is not None
     shared = replace(report, calls=replace(report.calls, other_gpus=3, shared_lock=True))
     assert Hardware.from_json(json.dumps(hardware_json(shared))).gpus_per_lock == 4
