@@ -1,10 +1,10 @@
 """Predicts when the GPU begins and ends each instruction, and from that the clock to ask for now.
 
 Iterations repeat. ``add`` takes what the last iterations did in GPU time, ``sight`` where the GPU is seen to be, and
-``target`` answers with one rule (design note 0019): the highest planned clock among the instructions that may run when
-a change asked for now is in effect. What is not known makes that span longer. So a clock is raised early and lowered
-late, short runs of a lower clock keep the higher one, and a GPU that is later than predicted keeps its clock until it
-goes on.
+``target`` answers with one rule (design note 0019): the line of planned clocks over an iteration is turned into that of
+the clocks to ask for, each as early as its own changes take, and the highest clock of that line counts among the places
+where the GPU may be now. What is not known makes that span longer. So a clock is raised early and lowered late, short
+runs of a lower clock keep the higher one, and a GPU that is later than predicted keeps its clock until it goes on.
 
 All times are microseconds of one clock, which may be a virtual one. Nothing here reads a clock, a device or a channel.
 A *boundary* is the begin or the end of an instruction: 2·k and 2·k + 1 for instruction k. Times within an iteration
