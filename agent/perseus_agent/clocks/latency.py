@@ -38,6 +38,8 @@ READ_STEPS: Final = 16
 GIVE_UP: Final = 2.0
 """Times the 99th percentile: a clock that is not reached by then is held back by something else, such as power."""
 EFFECTS_KEPT: Final = 4_096
+_DEFAULT_CLOCKS: Final = 1 << 30
+"""Stands for the default clocks, which are above any that is locked."""
 _REMAINING: Final = (0.5 - 1e-9, 0.01 - 1e-9)
 """Shares of the changes that take longer than the median, and than the 99th percentile."""
 
@@ -188,11 +190,17 @@ class LatencyMeter:
         if change is None:
             return
         since_us = ended_us - change.began_us
-        if held and change.before_mhz is not None and change.mhz > change.before_mhz:
-            self._open = None  # the new clock may be in effect, or not yet
-        elif held or abs(clock_mhz - change.mhz) > change.tolerance_mhz:
+        reached = abs(clock_mhz - change.mhz) <= change.tolerance_mhz
+        if held:  # above the lower clock of the two the higher one is in effect, and below it either may be
+            before_mhz = change.before_mhz or _DEFAULT_CLOCKS
+            reached = change.mhz > before_mhz
+            if clock_mhz <= min(change.mhz, before_mhz) + change.tolerance_mhz:
+                self._open = None
+                return
+        if not reached:
+            if not change.seen_us:  # later it may be the clock before that has just come into effect
+                change.settled |= clock_mhz == change.before_mhz
             change.seen_us = since_us
-            change.settled |= clock_mhz == change.before_mhz
             if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
                 self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
             else:

@@ -164,18 +164,26 @@ def test_what_was_sent_with_a_plan_holds_until_it_is_measured() -> None:
     assert clock.meter.lead.raise_us(1200) == pytest.approx(54_000, rel=0.1)
 
 
-def test_a_change_beside_the_power_limit_shows_nothing_until_the_limit_is_not_reached() -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "readings", "measured_us"),
+    [
+        (900, 1500, ((900, False), (1335, True)), 2_010),  # the limit shows that the new clock is in effect
+        (1500, 900, ((1335, True), (900, False)), 2_010),  # or that it is not yet
+        (1400, 1500, ((1335, True), (1500, False)), None),  # below both it shows nothing
+        (1500, 1335, ((1335, True), (1335, False)), None),
+        (None, 1400, ((1335, True), (1400, False)), None),
+    ],
+)
+def test_what_power_holds_says_how_long_a_change_takes_only_between_its_clocks(
+    before: int | None, after: int, readings: tuple[tuple[int, bool], ...], measured_us: int | None
+) -> None:
     meter = LatencyMeter(PUBLISHED, 0)
     meter.every = True
-    meter.wrote(900, 1500, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
-    meter.read(1335, 20, 30, held=True)  # it may be in effect, and the limit holds the clock below it
-    assert (meter.measured, meter.read_us) == (0, 0)
-    meter.wrote(1500, 1335, wanted_us=1_000_000, began_us=1_000_000, ended_us=1_000_010, tolerance_mhz=0)
-    meter.read(1335, 1_000_020, 1_000_030, held=True)  # as the limit has it, still with the clock before
-    assert meter.measured == 0
-    meter.read(1335, 1_040_000, 1_040_010)
-    assert meter.measured == 1
-    assert meter.transitions()[1500, 1335].p50_us == 40_010
+    meter.wrote(before, after, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=7)
+    for number, (mhz, held) in enumerate(readings, 1):
+        meter.read(mhz, 1_000 * number, 1_000 * number + 10, held=held)
+    found = meter.transitions().get((before or 0, after))
+    assert (found and found.p50_us) == measured_us
 
 
 def test_a_change_that_waited_for_a_slow_one_says_nothing_of_its_clock() -> None:
@@ -184,6 +192,7 @@ def test_a_change_that_waited_for_a_slow_one_says_nothing_of_its_clock() -> None
     meter.wrote(900, 1200, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
     meter.wrote(1200, 1050, wanted_us=20, began_us=20, ended_us=30, tolerance_mhz=0)
     meter.read(900, 40, 50)  # neither change is in effect
+    meter.read(1200, 30_000, 30_010)  # the first is, from now on
     meter.read(1050, 60_000, 60_010)
     assert meter.measured == 1
     assert meter.transitions() == {}
