@@ -202,16 +202,26 @@ def test_small_changes_of_a_clock_change_nothing_that_plans_depend_on(
     assert adopted(in_use, found).to_json() == in_use.to_json()
 
 
-@pytest.mark.parametrize("own", [(), (ClockTimes(SLOW, 20_000, 60_000),)])
-def test_a_clock_that_takes_longer_than_what_is_in_use_for_it_is_worth_other_plans(own: tuple[ClockTimes, ...]) -> None:
-    """Its own figures, or else those of all: these are the same, so both cases differ by as much."""
+def test_a_clock_that_takes_longer_than_what_is_in_use_for_it_is_worth_other_plans() -> None:
+    own = (ClockTimes(SLOW, 20_000, 60_000),)
     in_use = Hardware(A100, 20_000, 60_000, 4_500, basis=Basis.MEASURED, source="measured", clocks=own)
     for clock in (ClockTimes(SLOW, 40_000, 60_000), ClockTimes(SLOW, 20_000, 120_000)):
         found = adopted(in_use, replace(in_use, clocks=(clock, ClockTimes(SLOW + 15, 20_000, 60_000))))
         assert [one.mhz for one in found.clocks] == [SLOW, SLOW + 15]
         assert found.to_json() != in_use.to_json()
-    same = replace(in_use, clocks=(ClockTimes(SLOW, 20_000, 60_000),))
-    assert adopted(in_use, same).to_json() == in_use.to_json()
+    assert adopted(in_use, replace(in_use, clocks=own)).to_json() == in_use.to_json()
+
+
+@pytest.mark.parametrize(("p50_us", "worth"), [(2_000, False), (20_000, False), (34_000, False), (42_000, True)])
+def test_where_some_clocks_are_known_another_one_is_worth_other_plans_only_if_it_is_slow(
+    p50_us: int, worth: bool
+) -> None:
+    """Plans change to few clocks at a time, and each new plan to others: one after another they would be solved for."""
+    nothing = Hardware(A100, 20_000, 60_000, 4_500, basis=Basis.MEASURED, source="measured")
+    first = adopted(nothing, replace(nothing, clocks=(ClockTimes(SLOW, 20_000, 60_000),)))
+    assert [one.mhz for one in first.clocks] == [SLOW]
+    found = adopted(first, replace(first, clocks=(*first.clocks, ClockTimes(SLOW + 15, p50_us, 3 * p50_us))))
+    assert (found.to_json() != first.to_json()) == worth
 
 
 def test_a_guess_takes_no_clock_back(job: Any) -> None:
