@@ -218,9 +218,10 @@ def test_where_some_clocks_are_known_another_one_is_worth_other_plans_only_if_it
 ) -> None:
     """Plans change to few clocks at a time, and each new plan to others: one after another they would be solved for."""
     nothing = Hardware(A100, 20_000, 60_000, 4_500, basis=Basis.MEASURED, source="measured")
-    first = adopted(nothing, replace(nothing, clocks=(ClockTimes(SLOW, 20_000, 60_000),)))
-    assert [one.mhz for one in first.clocks] == [SLOW]
-    found = adopted(first, replace(first, clocks=(*first.clocks, ClockTimes(SLOW + 15, p50_us, 3 * p50_us))))
+    known = tuple(ClockTimes(mhz, 20_000, 60_000) for mhz in (SLOW, SLOW + 15, SLOW + 30))
+    first = adopted(nothing, replace(nothing, clocks=known))
+    assert len(first.clocks) == len(known)
+    found = adopted(first, replace(first, clocks=(*first.clocks, ClockTimes(SLOW + 45, p50_us, 3 * p50_us))))
     assert (found.to_json() != first.to_json()) == worth
 
 
