@@ -26,7 +26,7 @@ class Limits:
     profile_refresh_s: float = 60.0
     """How soon to look whether a valid profile has changed."""
     calibrate_after: int = 40
-    """Iterations before the first calibration."""
+    """Iterations before the first calibration, and further ones before another attempt where one failed."""
     calibrate_again: int = 100
     """Further iterations before the next one."""
 
@@ -153,4 +153,5 @@ def _calibrate_due(state: JobState, limits: Limits) -> bool:
     if progress.running or state.solving is not None or state.coming is not None or state.frontier is None:
         return False
     enough = progress.recorded >= limits.calibrate_after
-    return enough and (not progress.started or progress.recorded_since_start >= limits.calibrate_again)
+    wait = limits.calibrate_after if progress.fault is not None else limits.calibrate_again
+    return enough and (not progress.started or progress.recorded_since_start >= wait)

@@ -32,9 +32,9 @@ CHANGE: Final = 1.4
 BETTER: Final = 4.0
 """Measured figures must be so many times better than other measured ones to be adopted: worse ones break the bound,
 while better ones only save a little more, and single slow changes come and go."""
-NEW_CLOCK: Final = 2.0
-"""Where some clocks are known, another one must be so many times slower than was assumed of it. Agents ask for it in
-time as soon as they have measured it, and a plan with other clocks would meet clocks that are not known either.
+ONE_CLOCK: Final = 2.0
+"""A single clock must be so many times slower than was known, or assumed, of it. Agents ask for it in time as soon as
+they have measured it, and a plan with other clocks would meet clocks that are not known either.
 """
 SHORT_US: Final = 1_000
 """Latencies below are alike: no instruction with a clock of its own is as short."""
@@ -358,12 +358,9 @@ def _differs(a: Hardware, b: Hardware) -> bool:
     latencies = [(a.p50_us, b.p50_us), (a.p99_us, b.p99_us)]
     if a.gpus_per_lock > 1:
         latencies.append((a.call_us, b.call_us))
-    known = {one.mhz: one for one in a.clocks}
-    for one in b.clocks:
-        if one.mhz in known:
-            latencies += [(known[one.mhz].p50_us, one.p50_us), (known[one.mhz].p99_us, one.p99_us)]
-        elif one.p50_us > NEW_CLOCK * a.p50_us:
-            return True
+    of_clock = {one.mhz: one.p50_us for one in a.clocks}
+    if any(one.p50_us > ONE_CLOCK * max(SHORT_US, of_clock.get(one.mhz, a.p50_us)) for one in b.clocks):
+        return True
     pairs = [(max(SHORT_US, in_use), max(SHORT_US, found)) for in_use, found in latencies]
     pairs.append((max(1, a.noise_ppm), max(1, b.noise_ppm)))
     better = BETTER if a.measured else CHANGE

@@ -20,7 +20,7 @@ def percent(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Means over iterations of the job, from the GPUs' counters. Energies are of all stages of a pipeline."""
+    """Medians over iterations of the job, from the GPUs' counters. Energies are of all stages of a pipeline."""
 
     time_s: float
     of_pipeline: tuple[float, ...]
@@ -32,7 +32,7 @@ class Measurement:
         return sum(self.of_pipeline)
 
     def __str__(self) -> str:
-        return f"{self.time_s:.4g} s and {self.energy_j:,.0f} J an iteration (mean of {self.iterations})"
+        return f"{self.time_s:.4g} s and {self.energy_j:,.0f} J an iteration (median of {self.iterations})"
 
 
 @dataclass(frozen=True)

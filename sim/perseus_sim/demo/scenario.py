@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, TypeVar
 
 import yaml
@@ -296,9 +296,10 @@ class Demo:
         predicted_saving = 1 - predicted.energy_j / baseline_j
         saved = 1 - planned.energy_j / baseline.energy_j
         slower = planned.time_s / baseline.time_s - 1
+        on_purpose = predicted.time_s / float(self._baseline_run.iteration_time_s) - 1
         self._say(
             f"under the plan: {planned}, energy −{percent(saved)} (the solver predicted −{percent(predicted_saving)}), "
-            f"time {slower:+.2%}"
+            f"time {slower:+.2%} ({on_purpose:+.2%} on purpose)"
         )
         off = planned.time_s / predicted.time_s - 1
         self._say(
@@ -310,7 +311,9 @@ class Demo:
             abs(saved - predicted_saving) <= _TOLERANCE,
             "measured and predicted savings differ by more than 1 % of the baseline",
         )
-        self._require(slower <= _TOLERANCE, "the plan with no planned slowdown slows training by more than 1 %")
+        self._require(
+            slower - on_purpose <= _TOLERANCE, "the plan slows training by 1 % more than it should on purpose"
+        )
 
     # --------------------------------------------------------------------------------------- observing
 
@@ -329,7 +332,7 @@ class Demo:
         return self._iterations[dp, self._complete(job)[-1]]
 
     def _measure(self, job: RunningJob, after: int, wanted: int, what: str) -> Measurement:
-        """Means over so many iterations after this one."""
+        """Medians over so many iterations after this one, as in the operator's status: a change may come late."""
 
         def enough() -> list[int] | None:
             found = [i for i in self._complete(job) if i > after]
@@ -337,13 +340,13 @@ class Demo:
 
         chosen = self._await(enough, f"{wanted} iterations of {what}")
         runs = [[self._iterations[p, i] for i in chosen] for p in range(self._pipelines)]
-        time_s = fmean(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
-        return Measurement(time_s, tuple(fmean(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
+        time_s = median(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
+        return Measurement(time_s, tuple(median(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
 
     def _measure_plan(
         self, job: RunningJob, api: client.CustomObjectsApi, status: dict[str, Any], wanted: int, what: str
     ) -> tuple[Measurement, dict[str, Any]]:
-        """Means under one plan, and the status that predicts them. If another plan begins meanwhile, as when slower
+        """Medians under one plan, and the status that predicts them. If another plan begins meanwhile, as when slower
         clock changes are seen, that one is measured instead: in its first iterations agents hold clocks up.
         """
         while True:

@@ -47,8 +47,8 @@ def calibrate(
     Args:
         trace: measured iterations. Where one plan ran throughout, give every few iterations a plan number of their own.
         train_fraction: share of the plans to fit, evenly spread over the order in which they ran, rounded down to whole
-            plans. None: fit all, where no error on other plans is needed; the error is then that of the fitted
-            iterations.
+            plans; more, up to half, where those ran too few iterations. None: fit all, where no error on other plans is
+            needed; the error is then that of the fitted iterations.
         limit_percent: the error, in percent of the measured time, within which nine of ten iterations must be
             predicted.
         planned_s: float[iterations, instructions], seconds that plan and profile give each instruction, for the
@@ -137,7 +137,7 @@ def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray
 
     Args:
         trace: measured iterations.
-        train_fraction: share of the plans to fit; None: all.
+        train_fraction: share of the plans to fit; None: all. See `calibrate`.
 
     Returns:
         bool[iterations].
@@ -157,11 +157,19 @@ def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray
                 f"too few plans: {plans.size}, of which a share of {train_fraction:g} is {count}; "
                 f"at least {MIN_PLANS} must be fitted and one held out"
             )
-    chosen = plans[[int((k + 0.5) * plans.size / count) for k in range(count)]]
-    fitted = np.isin(trace.plan, chosen)
+    fitted = _of_spread_plans(trace, plans, count)
+    # Where plans were replaced soon, an unlucky third of them ran a few iterations only.
+    while fitted.sum() < MIN_ITERATIONS and count + 1 <= plans.size // 2:
+        count += 1
+        fitted = _of_spread_plans(trace, plans, count)
     if fitted.sum() < MIN_ITERATIONS:
         raise InvalidTrace(f"too few iterations: {int(fitted.sum())} to fit, at least {MIN_ITERATIONS} are needed")
     return fitted
+
+
+def _of_spread_plans(trace: Trace, plans: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.bool_]:
+    """Return which iterations ran one of ``count`` evenly spread plans."""
+    return np.isin(trace.plan, plans[[int((k + 0.5) * plans.size / count) for k in range(count)]])
 
 
 def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
-from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse
 from perseus_operator.controller.calibrator import Calibrator
@@ -134,6 +134,18 @@ def test_the_planner_calibrates_after_enough_iterations_and_again_later(job: Any
     assert Calibrate() not in job.decide().actions
     learning.recorded_since_start = 100
     assert Calibrate() in job.decide().actions
+
+
+def test_a_calibration_that_failed_is_tried_again_sooner(job: Any) -> None:
+    """Most fail for want of iterations, and those come."""
+    job.run()
+    learning = job.state.calibration
+    learning.recorded, learning.started, learning.recorded_since_start = 80, True, 40
+    assert Calibrate() not in job.decide().actions
+    learning.failed(Explanation(Reason.CALIBRATION_FAILED, "too few iterations"))
+    assert Calibrate() in job.decide().actions
+    learning.recorded_since_start = 39
+    assert Calibrate() not in job.decide().actions
 
 
 def test_a_calibration_in_use_means_a_new_frontier(job: Any) -> None:

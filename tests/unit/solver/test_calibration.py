@@ -140,7 +140,7 @@ def test_one_stage_has_no_messages() -> None:
     [
         (4, 9, 0.33, "too few plans: 4"),
         (1, 9, 0.5, "too few plans: 1"),
-        (9, 1, 0.33, "too few iterations: 2 to fit"),
+        (9, 1, 0.33, "too few iterations: 4 to fit"),
         (9, 3, 0.0, "train_fraction"),
         (9, 3, 1.0, "train_fraction"),
         (9, 3, float("nan"), "train_fraction"),
@@ -149,6 +149,16 @@ def test_one_stage_has_no_messages() -> None:
 def test_too_few_plans_or_iterations_are_refused(plans: int, each: int, fraction: float, rule: str) -> None:
     with pytest.raises(InvalidTrace, match=rule):
         calibrate(run(plans, each), train_fraction=fraction)
+
+
+def test_more_plans_are_fitted_where_some_were_replaced_soon() -> None:
+    """A third would be the two plans of a single iteration each."""
+    whole = run(7, 4)
+    ran = [k for k, plan in enumerate(whole.plan) if plan not in (1, 5) or k == 0 or whole.plan[k - 1] != plan]
+    found = calibrate(whole.select(np.isin(np.arange(len(whole.plan)), ran)), train_fraction=0.33)
+    assert found.explains
+    assert found.quality.plans_fitted == 3, "no more than half"
+    assert found.quality.iterations_fitted >= 6
 
 
 def test_all_iterations_may_be_fitted_when_nothing_is_to_be_proved() -> None:
