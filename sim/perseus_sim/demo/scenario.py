@@ -51,7 +51,7 @@ _REACTION_ITERATIONS = 5
 one, hosts run ahead, the detector wants two iterations, and a selection takes effect at the next boundary."""
 _ON_PURPOSE = 0.02
 """A plan beside a straggler is slower by more than this share, one for no slowdown by less."""
-_RECOVERED_ITERATIONS = 2
+_RECOVERED_ITERATIONS = 4
 _TIMEOUT_S = 90.0
 _TOLERANCE = 0.01
 """Measured against predicted, as a share of the baseline: the simulator's noise is 0.5 % of each duration, and a
