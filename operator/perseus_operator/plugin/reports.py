@@ -6,7 +6,7 @@ all GPUs of the job; fields are named like those of a PerseusJob's status.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
-from perseus_operator.formatting import milliseconds, percent, seconds
+from perseus_operator.formatting import megahertz, milliseconds, percent, seconds
 from perseus_operator.objects import Json
 from perseus_operator.planning.power_allocation import replicas_of
 from perseus_operator.plugin.job import PlannedJob
@@ -178,8 +178,19 @@ def _hardware(job: PlannedJob) -> str:
     lead = "" if lead_us is None else f", {milliseconds(lead_us)} before the GPU in the median"
     return (
         f"{found['gpu']}; clock changes take {milliseconds(median_us)} (99 %: {milliseconds(worst_us)},"
-        f" {found['source']}); marks: {found['marks'].lower()}{lead}"
+        f" {found['source']}){_by_clock(found.get('clocks') or ())}; marks: {found['marks'].lower()}{lead}"
     )
+
+
+def _by_clock(clocks: Sequence[Mapping[str, int]]) -> str:
+    """How far changes differ by the clock that is changed to; empty: that is not known yet."""
+    if not clocks:
+        return ""
+    ordered = sorted(clocks, key=lambda one: one["medianMicroseconds"])
+    said = [f"{milliseconds(one['medianMicroseconds'])} to {megahertz(one['megahertz'])}" for one in ordered]
+    if len(said) == 1:
+        return f", {said[0]}"
+    return f", from {said[0]} up to {said[-1]}"
 
 
 def _objective(job: PlannedJob) -> str:

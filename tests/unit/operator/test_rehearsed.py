@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_job_that_asks_for_few_changes_gets_them_on_real_gpus_too(real: Solved
 # ----------------------------------------------------------------------------------------------------- for users
 
 
-def planned(real: SolvedFrontier, **plan: Any) -> PlannedJob:
+def planned(real: SolvedFrontier, clocks: Sequence[Mapping[str, int]] = (), **plan: Any) -> PlannedJob:
     spec = parse_spec(
         {
             "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 6},
@@ -139,6 +140,7 @@ def planned(real: SolvedFrontier, **plan: Any) -> PlannedJob:
         "source": "published: eight A800-SXM-80GB",
         "marks": "Gpu",
         "medianLeadMicroseconds": 40_000,
+        **({"clocks": list(clocks)} if clocks else {}),
     }
     status = {
         "plan": {"point": 1, "fromIteration": 3, "plannedSlowdown": "1.00%", **plan},
@@ -154,6 +156,23 @@ def test_explain_says_the_gpus_and_why_the_plan_has_its_grain(real: SolvedFronti
     assert why in text
     assert "NVIDIA A100-SXM4-80GB; clock changes take 5.4 ms (99 %: 14 ms, published: eight A800-SXM-80GB)" in text
     assert "marks: gpu, 40 ms before the GPU in the median" in text
+
+
+@pytest.mark.parametrize(
+    ("clocks", "says"),
+    [
+        ({1_335: 30_000}, "A800-SXM-80GB), 30 ms to 1,335 MHz; marks"),
+        (
+            {1_140: 51_000, 1_200: 17_000, 1_335: 30_000},
+            "A800-SXM-80GB), from 17 ms to 1,200 MHz up to 51 ms to 1,140 MHz; marks",
+        ),
+    ],
+)
+def test_explain_says_how_far_changes_differ_by_clock(
+    real: SolvedFrontier, clocks: Mapping[int, int], says: str
+) -> None:
+    known = [{"megahertz": mhz, "medianMicroseconds": us, "p99Microseconds": 2 * us} for mhz, us in clocks.items()]
+    assert says in explanation_text(explanation(planned(real, known)), Terminal(width=300))
 
 
 def test_the_frontier_shows_how_finely_each_plan_sets_clocks(real: SolvedFrontier, ideal: SolvedFrontier) -> None:
