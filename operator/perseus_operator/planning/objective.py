@@ -14,7 +14,6 @@ from enum import IntEnum
 from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
 from perseus_proto.units import mean_power_w, s_from_us, us_from_s
-from perseus_solver.significance import NO_SLOWDOWN
 
 _GRID = 1.01
 """The target of a deadline by date changes with every iteration. Targets are rounded to a geometric grid of 1 %, so
@@ -53,6 +52,8 @@ class FrontierView:
     bound would break it in half of the iterations."""
     clock_changes: tuple[int, ...] = ()
     """Clock changes of each point in one iteration of one pipeline, over all stages."""
+    no_slowdown: float = 0.0
+    """Share by which a plan may exceed T_min and count as no slower."""
     hardware: str = ""
     """What the plans were rehearsed under, as ``Hardware.to_json`` gives it; empty: they were not."""
     grains: tuple[Grain, ...] = ()
@@ -88,7 +89,7 @@ class FrontierView:
     @property
     def no_slower_us(self) -> int:
         """The longest time that counts as no slower than T_min."""
-        return round(self.t_min_us * (1 + NO_SLOWDOWN)) if self.hardware else self.t_min_us
+        return round(self.t_min_us * (1 + self.no_slowdown))
 
     @property
     def t_star_us(self) -> int:

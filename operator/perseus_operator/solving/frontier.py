@@ -76,6 +76,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         restored=restored,
         allowance=open_calibration(request.calibration).quality.allowance if request.calibration else 0.0,
         clock_changes=tuple(frontier.clock_changes.tolist()),
+        no_slowdown=request.no_slowdown if rehearsed else 0.0,
         hardware=request.hardware if rehearsed else "",
         grains=tuple(_GRAINS[grain] for grain in rehearsed.grains) if rehearsed else (),
         medians_us=tuple(us_from_s(t) for t in rehearsed.p50_s.tolist()) if rehearsed else (),

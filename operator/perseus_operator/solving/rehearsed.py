@@ -17,7 +17,6 @@ from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
 from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import rehearse_fastest
-from perseus_solver.significance import NO_SLOWDOWN
 
 CONFIDENCE: Final = 0.95
 """Share of the iterations that keep the time of a plan."""
@@ -37,7 +36,7 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = Hardware.from_json(request.hardware)
-    no_slower_s = float(rehearse_fastest(problem, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + NO_SLOWDOWN)
+    no_slower_s = float(rehearse_fastest(problem, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + request.no_slowdown)
     frontier = deployable_frontier(
         Planner(problem), hardware, points=request.points, confidence=CONFIDENCE, times_s=[no_slower_s]
     )

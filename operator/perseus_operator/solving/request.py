@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from perseus_operator.errors import InvalidProfile
 from perseus_proto.units import w_from_mw
+from perseus_solver.significance import NO_SLOWDOWN
 
 if TYPE_CHECKING:
     from perseus_solver.model.problem import Problem
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 
 _MAX_MESSAGE: Final = 200
+_UNCALIBRATED: Final = NO_SLOWDOWN / 2
+"""What counts as no slower before iteration times are calibrated. Messages between computations are not in the profile,
+so iterations exceed what is planned; the other half is left for them, or the bound guard would see both together."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class SolveRequest:
     hardware: str = ""
     """JSON of the hardware to rehearse plans under, as ``perseus plan --hardware`` reads it; empty: clocks change at
     once."""
+
+    @property
+    def no_slowdown(self) -> float:
+        """Share by which a plan may exceed the fastest and count as no slower: exact plans by nothing."""
+        if not self.hardware:
+            return 0.0
+        return NO_SLOWDOWN if self.calibration else _UNCALIBRATED
 
 
 def check_profile(csv: bytes, stages: int) -> None:

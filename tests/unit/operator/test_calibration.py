@@ -20,6 +20,7 @@ from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.errors import KubeConflict, KubeUnavailable, SolveFailed
 from perseus_operator.objects import ConfigMap, JobRef
 from perseus_operator.planning.frontier_inputs import Calibrate, Solve, inputs_digest
+from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.objective import Target, target_of
 from perseus_operator.planning.state import JobState
@@ -30,6 +31,7 @@ from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
+from perseus_solver.significance import NO_SLOWDOWN
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003
@@ -98,6 +100,22 @@ async def test_a_calibration_makes_predictions_come_true(plain: frontier.SolvedF
     repeated = calibration.parse_calibration_result(again)
     assert repeated.change == pytest.approx(0.0, abs=1e-9)
     assert not repeated.is_worth_using(learnt.quality.digest), "new plans for nothing"
+
+
+def test_before_calibration_half_of_no_slowdown_is_left_for_messages(
+    plain: frontier.SolvedFrontier,
+) -> None:
+    """Nobody knows yet what happens between computations; once it is known, all of it is used."""
+    hardware = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500).to_json()
+    learnt = calibration.parse_calibration_result(calibration.calibrate_in_process(record_of(plain).request(INPUTS)))
+    first = solved(replace(INPUTS, hardware=hardware)).view
+    later = solved(replace(INPUTS, hardware=hardware, calibration=learnt.text)).view
+    assert later.no_slowdown == 2 * first.no_slowdown == NO_SLOWDOWN
+    for view in (first, later):
+        chosen = view.lookup(view.no_slower_us)
+        assert chosen > 0, "some of it is used"
+        assert view.times_us[chosen] <= view.no_slower_us == round((1 + view.no_slowdown) * view.t_min_us)
+    assert plain.view.no_slowdown == 0.0, "clocks that change at once are never late"
 
 
 def test_iterations_that_do_not_fit_are_left_out(plain: frontier.SolvedFrontier) -> None:
