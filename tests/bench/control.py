@@ -51,7 +51,7 @@ NOISE: Final = 0.003
 """Scatter of durations: the public traces have 0.2 to 0.5 %."""
 WARM_UP: Final = 8
 """Iterations in which the agent learns; not counted."""
-ITERATIONS = {8: 80, 32: 30, 96: 12}
+ITERATIONS = {8: 160, 32: 30, 96: 12}
 TOLERANCE: Final = 0.01
 CONFIRM: Final = 5
 """The operator's guard: so many iterations in a row that exceed the bound by so much."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perseus_agent.clocks.clock_line import ClockLine
 from perseus_agent.clocks.timetable import Earlier, Lead
-from perseus_solver.rehearsal.control import requests
+from perseus_solver.rehearsal.control import Leads, requests
 
 CLOCKS = 5
 LONG = 1_000
@@ -30,7 +30,10 @@ def lines(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @st.composite
 def leads(draw: st.DrawFn, *, deviation: bool) -> Lead:
     """Some clocks take longer or shorter than others, and scatter more or less."""
-    common = Lead(draw(st.integers(0, 300)), draw(st.integers(0, 100)) if deviation else 0, draw(st.integers(0, 50)))
+    turn = draw(st.integers(0, 50))
+    common = Lead(
+        draw(st.integers(0, 300)), draw(st.integers(0, 100)) if deviation else 0, turn + draw(st.integers(0, 50)), turn
+    )
     clocks = {}
     for mhz in draw(st.sets(st.integers(1, CLOCKS))):
         median, scatter = draw(st.integers(0, 600)), draw(st.integers(0, 200)) if deviation else 0
@@ -71,6 +74,7 @@ def test_the_agent_asks_for_what_is_rehearsed(planned: tuple[list[int], list[int
         np.array([float(of(mhz)) for mhz in range(CLOCKS + 1)]) for of in (lead.raise_us, lead.lower_us)
     )
     starts = np.array([-2.0 * LONG, *planned[0]])
-    at, clocks = requests(starts, np.array([1, *planned[1]]), raise_us, lower_us, float(lead.worth_us))
+    leads = Leads(raise_us, lower_us, float(lead.worth_us), float(lead.turn_us))
+    at, clocks, _ = requests(starts, np.array([1, *planned[1]]), leads)
     assert clocks.tolist() == asked._clocks_mhz
     assert at[1:].tolist() == asked._starts_us[1:]

@@ -14,8 +14,11 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
-from perseus_solver.rehearsal.control import requests
+from perseus_solver.rehearsal.control import Leads, requests
+from perseus_solver.rehearsal.execution import Executor
+from perseus_solver.rehearsal.outcome import plans_as_asked
 from perseus_solver.schedules import build_schedule, with_constants
+from perseus_solver.switching.reduction import clock_changes
 
 LAW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 SPLIT = {"ZBH1": ("forward", "input_gradient", "weight_gradient")}
@@ -142,20 +145,22 @@ def test_a_latency_that_is_known_exactly_costs_nothing(problem: Problem, latency
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=2, max_size=12),
     st.lists(st.integers(0, 20), min_size=5, max_size=5),
     st.integers(0, 5),
+    st.integers(0, 5),
 )
 def test_no_clock_is_too_low_where_each_latency_is_known_exactly(
-    parts: list[tuple[int, int]], latencies: list[int], worth: int
+    parts: list[tuple[int, int]], latencies: list[int], calls: int, turn: int
 ) -> None:
     """Changes come into effect in the order of their requests, as on a GPU; a slow one keeps a quick one waiting."""
     long = [(100, 0), *parts, (100, 0)]
     wanted = np.repeat([clock for _, clock in long], [length for length, _ in long])
     starts = np.append(0, np.flatnonzero(np.diff(wanted)) + 1)
     takes = np.array(latencies, dtype=float)
-    at, clocks = requests(starts.astype(float), wanted[starts], takes, takes, float(worth))
+    leads = Leads(takes, takes, float(calls + turn), float(turn))
+    at, clocks, _ = requests(starts.astype(float), wanted[starts], leads)
     assert (np.diff(at) >= 0).all()
     effect = np.maximum.accumulate(at + takes[clocks])
     for now, enough in enumerate(wanted.tolist()):
-        assert clocks[max(effect.searchsorted(now, side="right") - 1, 0)] >= enough, now
+        assert clocks[max(int(effect.searchsorted(now, side="right")) - 1, 0)] >= enough, now
 
 
 @LAW
@@ -166,17 +171,35 @@ def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Pro
     assert found.calls.max() == 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 12))
-def test_no_clock_is_asked_for_that_is_not_worth_its_calls(parts: list[tuple[int, int]], worth: int) -> None:
-    """A lower clock lasts, and a higher one does until all GPUs of a lock have had their turn; nothing is too low."""
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=12),
+    st.integers(0, 6),
+    st.integers(0, 6),
+)
+def test_no_clock_is_asked_for_that_is_not_worth_its_calls(parts: list[tuple[int, int]], calls: int, turn: int) -> None:
+    """A lower clock lasts, and each does until all GPUs of a lock have had their turn; nothing is too low."""
     wanted = np.repeat([clock for _, clock in parts], [length for length, _ in parts])
     starts = np.append(0, np.flatnonzero(np.diff(wanted)) + 1)
     at_once = np.zeros(5)
-    at, clocks = requests(starts.astype(float), wanted[starts], at_once, at_once, float(worth))
-    turns = np.flatnonzero(np.diff(np.sign(np.diff(clocks)))) + 1
-    assert (np.diff(at)[turns] >= worth).all()
+    leads = Leads(at_once, at_once, float(calls + turn), float(turn))
+    at, clocks, _ = requests(starts.astype(float), wanted[starts], leads)
+    turned = np.diff(np.sign(np.diff(clocks))) != 0
+    assert (np.diff(at)[1:] >= np.where(turned, calls + turn, turn)).all()
     for now, enough in enumerate(wanted.tolist()):
         assert clocks[at.searchsorted(now, side="right") - 1] >= enough, now
+
+
+@LAW
+@given(problems(), st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.sampled_from([1, 8]))
+def test_a_plan_as_agents_ask_for_it_is_nowhere_lower_and_is_asked_for_as_it_is(
+    problem: Problem, p50_s: float, call_s: float, gpus: int
+) -> None:
+    plans, real, executor = plans_of(problem), hardware(p50_s, 2 * p50_s, call_s=call_s, gpus=gpus), Executor(problem)
+    found = rehearse(executor, plans, real, samples=2)
+    asked = plans_as_asked(executor, plans, real, found)
+    assert (asked >= plans).all()
+    assert (clock_changes(asked, problem.stage_offset) <= clock_changes(plans, problem.stage_offset)).all()
+    assert (plans_as_asked(executor, asked, real, found) == asked).all()
 
 
 @LAW

@@ -23,6 +23,8 @@ class Leads(Protocol):
     def median_us(self) -> int: ...
     @property
     def worth_us(self) -> int: ...
+    @property
+    def turn_us(self) -> int: ...
     def raise_us(self, mhz: int) -> int: ...
     def lower_us(self, mhz: int) -> int: ...
 
@@ -122,7 +124,8 @@ def _asked_us(right_us: Sequence[float], clocks_mhz: Sequence[int], leads: Leads
     to be asked for too late, or in vain.
 
     A higher clock must not wait for a lower one before it, since changes come into effect in order: the lower one is
-    in vain. One on the way to a higher or lower one is, if it would be asked for after it.
+    in vain. So is one on the way to a higher or lower one, if it would be asked for after it, or if not all GPUs that
+    share a lock had their turn in between: some would skip it, and all would wait for the calls of the others.
     """
     asked_us = [-math.inf]
     for at in range(1, len(clocks_mhz)):
@@ -141,5 +144,5 @@ def _asked_us(right_us: Sequence[float], clocks_mhz: Sequence[int], leads: Leads
             in_order_us = asked_us[at] + leads.raise_us(mhz) - right_us[at + 1]
             lacks_us[at] = max(lack_us + leads.worth_us, in_order_us)
         elif before < mhz < after or before > mhz > after:
-            lacks_us[at] = lack_us
+            lacks_us[at] = lack_us + leads.turn_us
     return asked_us, lacks_us

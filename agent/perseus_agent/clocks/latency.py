@@ -126,6 +126,7 @@ class LatencyMeter:
             median_us=alone.median_us + (soonest_us + latest_us) // 2,
             deviation_us=alone.deviation_us + (latest_us - soonest_us) // 2,
             worth_us=alone.worth_us + latest_us - soonest_us,
+            turn_us=latest_us - soonest_us,
         )
 
     def follow(self, plan: StagePlan | None) -> None:

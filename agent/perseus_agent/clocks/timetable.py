@@ -79,6 +79,8 @@ class Lead(NamedTuple):
     deviation_us: int
     worth_us: int = 0
     """A lower clock that lasts shorter is not worth the calls."""
+    turn_us: int = 0
+    """In which all GPUs of a lock have their turn; nor is a clock between two others that lasts shorter."""
     clocks: Mapping[int, Earlier] = MappingProxyType({})
     """Of single clocks, where it is known."""
 

@@ -37,13 +37,14 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Takes:
-    """How long changes take from the begin of a call until the first of a stage's GPUs has the new clock, until the
-    last has it, and in the mean; seconds, any shape.
+    """How long changes take from the begin of the first call until the first of a stage's GPUs has the new clock, until
+    the last has it, in the mean, and until the last call is over; seconds, any shape.
     """
 
     first_s: Floats
     last_s: Floats
     mean_s: Floats
+    calls_s: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +67,10 @@ class Luck:
         """Return how long changes to some clocks take; ``at`` are places in ``normal``, its last axis left out."""
         own, latencies = self.normal.reshape(-1, self.normal.shape[-1])[at], self.latencies
         each_s = latencies.p50_s[clock][:, None] * np.exp(latencies.sigma[clock][:, None] * own)
-        if own.shape[1] > 1:
-            # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
-            calls_s = latencies.call_s * np.exp(latencies.call_sigma * own[:, :-1])
-            each_s[:, 1:] += calls_s.cumsum(axis=1)
-        return Takes(each_s.min(axis=1), each_s.max(axis=1), each_s.mean(axis=1))
+        # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
+        calls_s = (latencies.call_s * np.exp(latencies.call_sigma * own)).cumsum(axis=1)
+        each_s[:, 1:] += calls_s[:, :-1]
+        return Takes(each_s.min(axis=1), each_s.max(axis=1), each_s.mean(axis=1), calls_s[:, -1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,17 +95,16 @@ class Calls:
         made: float[plans, samples], calls of the current iteration.
     """
 
-    def __init__(self, start: Start, samples: int, call_s: float, *, one_by_one: bool) -> None:
+    def __init__(self, start: Start, samples: int, *, one_by_one: bool) -> None:
         """Begin a run.
 
         Args:
             start: the clocks in effect, and on their way.
             samples: number of samples.
-            call_s: how long a call keeps the next one waiting, seconds.
             one_by_one: the GPUs of a stage change one after another.
         """
         stages, plans = start.clock.shape
-        self._shape, self._call_s = (stages, plans, samples), call_s
+        self._shape = stages, plans, samples
         self.steps = 2 if one_by_one else 1
         coming = np.isfinite(start.effect_s).sum(axis=0)
         newest = np.take_along_axis(np.concatenate([start.clock[None], start.target]), coming[None], axis=0)[0]
@@ -116,7 +115,7 @@ class Calls:
         )
         self._power = self._clock.copy()
         self._head = np.zeros_like(self._tail)
-        self._called_s = np.full(self._tail.shape, -np.inf)
+        self._called_s, self._free_s = (np.full(self._tail.shape, -np.inf) for _ in range(2))
         self._gpu = np.arange(self._tail.size)
         room = np.concatenate([start.effect_s, -never]), np.concatenate([start.target, start.clock[None]])
         self._effect_s, self._target = (np.repeat(values.ravel(), samples) for values in room)
@@ -141,6 +140,7 @@ class Calls:
         self._tail -= self._head
         self._head[:] = 0
         self._called_s -= elapsed
+        self._free_s -= elapsed
         self._last_s -= elapsed
         self._effect_s, self._target, self._part = effect_s.ravel(), target.ravel(), part.ravel()
         self._next_s = effect_s[0].copy()
@@ -188,11 +188,11 @@ class StageCalls:
             calls._target[last * size + gpu[waits]] = target[waits]
         new = ~waits
         at, gpu, target, due = at[new], gpu[new], target[new], due[new]
-        start_s = np.maximum(due, calls._called_s[gpu] + calls._call_s)
+        start_s = np.maximum(due, calls._free_s[gpu])
         rises = target > asked[at]
-        draw = at // (shape[1] * shape[2]) * shape[2] + at % shape[2]
-        calls._called_s[gpu] = start_s
-        first_s = self._come(gpu, target, start_s, rises, luck.takes(draw, target))
+        takes = luck.takes(at // (shape[1] * shape[2]) * shape[2] + at % shape[2], target)
+        calls._called_s[gpu], calls._free_s[gpu] = start_s, start_s + takes.calls_s
+        first_s = self._come(gpu, target, start_s, rises, takes)
         self.next_s[at] = np.minimum(self.next_s[at], first_s)
         calls.made += np.bincount(at % calls.made.size, minlength=calls.made.size).reshape(calls.made.shape)
 

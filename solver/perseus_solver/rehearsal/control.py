@@ -4,7 +4,8 @@ A change of the planned clock has a moment from which it is right: a higher cloc
 lower one when the instruction before has ended, and before the first of an iteration when that begins. An agent asks
 for a higher clock L + s before that moment and for a lower one L - s before, where L is the median and s the scatter of
 the time that a change to this clock takes. Changes that would be asked for in the wrong order are left out so that
-nothing is late, and so is a lower clock that would be wanted for less than two calls.
+nothing is late, and so is a lower clock that would be wanted for less than its calls take, or one between two others
+for less than the turn of all GPUs of a lock.
 
 Between two marks the timetable advances with the time, as far as the next mark. So a request is placed by the last mark
 before it and by the time from there. Only marks of begins count here: what the end of an instruction says about the
@@ -16,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,21 @@ _BESIDE = 3
 """Changes so far apart do not decide about each other."""
 
 
+class Leads(NamedTuple):
+    """How long before it is right a clock is asked for, and which changes are left out; seconds.
+
+    Attributes:
+        raise_s, lower_s: float[clocks], of a clock that is higher, or lower, than the one before.
+        worth_s: a lower clock that is wanted for less is not asked for.
+        turn_s: in which all GPUs of a lock have their turn. Nor is a clock between two others that is wanted for less.
+    """
+
+    raise_s: Floats
+    lower_s: Floats
+    worth_s: float
+    turn_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
     """What an agent expects of iterations, and how it asks.
@@ -38,10 +55,8 @@ class Expected:
         period_s: float[plans], time from one iteration to the next.
         clock: int[n, plans], planned clocks; `NO_CLOCK` where an instruction sets none.
         stage_offset: the instructions of each stage.
-        raise_s, lower_s: float[clocks], how much before it is right a clock is asked for that is higher, or lower, than
-            the one before, s.
+        leads: how early.
         margin_s: float[n, plans], how much before its begin and after its end an instruction may run, s.
-        worth_s: a lower clock that is wanted for less is not asked for.
     """
 
     begin_s: Floats
@@ -49,10 +64,8 @@ class Expected:
     period_s: Floats
     clock: Index
     stage_offset: list[int]
-    raise_s: Floats
-    lower_s: Floats
+    leads: Leads
     margin_s: Floats
-    worth_s: float
 
     def changes(self, stage: int, plan: int, since_s: float, until_s: float) -> tuple[Floats, Index]:
         """Return when a stage asks for other clocks, and for which, in a span of one iteration at least.
@@ -60,36 +73,68 @@ class Expected:
         Times count from the stage's first begin. If there is none in the span, the clock counts as asked for at its
         begin.
         """
-        own = slice(*self.stage_offset[stage : stage + 2]), plan
-        origin_s, period_s = float(self.begin_s[own][0]), float(self.period_s[plan])
+        origin_s, period_s = float(self.begin_s[self.stage_offset[stage], plan]), float(self.period_s[plan])
         low_s, high_s = origin_s + since_s, origin_s + until_s
-        sets = np.flatnonzero(self.clock[own] != NO_CLOCK)
-        clocks, margin_s = self.clock[own][sets], self.margin_s[own][sets]
-        begin_s, end_s = self.begin_s[own][sets], self.end_s[own][sets]
-        before = np.roll(clocks, 1)
-        at = np.flatnonzero(clocks != before)
-        if len(at) == 0:
-            return np.full(len(clocks[:1]), low_s), clocks[:1]
-        right_s = np.where(clocks > before, begin_s - margin_s, np.roll(end_s + margin_s, 1))
-        if clocks[0] < before[0]:  # after the last instruction gradients are reduced and applied
-            right_s[0] = begin_s[0] + margin_s[0]
-        right_s, clocks = right_s[at], clocks[at]
+        at, right_s = self._planned(stage, plan)
+        clocks = self.clock[at, plan]
+        if len(at) < 2:
+            return np.full(len(at), low_s), clocks
         # One iteration more on both sides: what is left out depends on what is beside it.
-        first = math.floor((low_s + float(self.lower_s.min()) - float(right_s[-1])) / period_s) - 1
-        last = math.ceil((high_s + float(self.raise_s.max()) - float(right_s[0])) / period_s) + 1
-        shift = (np.arange(first, last + 1) * period_s)[:, None]
-        moments_s: Floats = np.ravel(shift + right_s)
-        asked_s, wanted = requests(moments_s, np.tile(clocks, len(shift)), self.raise_s, self.lower_s, self.worth_s)
+        first = math.floor((low_s + float(self.leads.lower_s.min()) - float(right_s[-1])) / period_s) - 1
+        last = math.ceil((high_s + float(self.leads.raise_s.max()) - float(right_s[0])) / period_s) + 1
+        asked_s, wanted, _ = self._requests(right_s, clocks, np.arange(first, last + 1) * period_s)
         low, high = asked_s.searchsorted((low_s, high_s))
         if low == high:
             return np.full(1, low_s), wanted[low - 1 : low]
         return asked_s[low:high], wanted[low:high]
 
+    def asked(self) -> Index:
+        """Return int[n, plans], the clock that is asked for for each instruction: the planned one, or what takes its
+        place where a change is left out; `NO_CLOCK` where an instruction sets none.
+        """
+        found = self.clock.copy()
+        for stage, (low, high) in enumerate(itertools.pairwise(self.stage_offset)):
+            for plan in range(len(self.period_s)):
+                at, right_s = self._planned(stage, plan)
+                if len(at) < 2:
+                    continue
+                period_s = float(self.period_s[plan])
+                _, wanted, left = self._requests(right_s, self.clock[at, plan], np.arange(-1, 2) * period_s)
+                # Of the second of three iterations: each change, and before the first the last one of the first.
+                changes = np.arange(len(at) - 1, 2 * len(at))
+                clocks = wanted[left.searchsorted(changes, side="right") - 1]
+                of_change = at.searchsorted(np.arange(low, high), side="right")
+                own = found[low:high, plan]
+                own[:] = np.where(own == NO_CLOCK, own, clocks[of_change])
+        return found
+
+    def _planned(self, stage: int, plan: int) -> tuple[Index, Floats]:
+        """Return the instructions of a stage whose clock differs from the one before, and when each is right; of a
+        stage with one clock its first instruction.
+        """
+        own = slice(*self.stage_offset[stage : stage + 2]), plan
+        sets = np.flatnonzero(self.clock[own] != NO_CLOCK)
+        clocks, margin_s = self.clock[own][sets], self.margin_s[own][sets]
+        begin_s, end_s = self.begin_s[own][sets], self.end_s[own][sets]
+        before = np.roll(clocks, 1)
+        right_s = np.where(clocks > before, begin_s - margin_s, np.roll(end_s + margin_s, 1))
+        if len(sets) and clocks[0] < before[0]:  # after the last instruction gradients are reduced and applied
+            right_s[0] = begin_s[0] + margin_s[0]
+        at = np.flatnonzero(clocks != before)
+        if not len(at):
+            at = np.arange(len(sets))[:1]
+        return self.stage_offset[stage] + sets[at], right_s[at]
+
+    def _requests(self, right_s: Floats, clocks: Index, shifts_s: np.ndarray) -> Requests:
+        """Return what is asked for in several iterations."""
+        moments_s: Floats = np.ravel(shifts_s[:, None] + right_s)
+        return requests(moments_s, np.tile(clocks, len(shifts_s)), self.leads)
+
     def start(self) -> Start:
         """Return the clocks in effect and on their way when an iteration begins that follows others like it."""
         stages, plans = len(self.stage_offset) - 1, len(self.period_s)
         before = [
-            self.changes(stage, plan, -float(self.raise_s.max()) - float(self.period_s[plan]), 0.0)
+            self.changes(stage, plan, -float(self.leads.raise_s.max()) - float(self.period_s[plan]), 0.0)
             for stage in range(stages)
             for plan in range(plans)
         ]
@@ -97,7 +142,7 @@ class Expected:
         effect_s = np.full((longest, len(before)), np.inf)
         target = np.zeros((longest, len(before)), dtype=np.intp)
         for column, (at_s, wanted) in enumerate(before):
-            takes_s = (self.raise_s + self.lower_s)[wanted] / 2
+            takes_s = (self.leads.raise_s + self.leads.lower_s)[wanted] / 2
             effect_s[: len(at_s), column] = np.maximum.accumulate(at_s + takes_s)
             target[: len(at_s), column] = wanted
         shape = stages, plans
@@ -162,7 +207,21 @@ def timetable(expected: Expected, *, corrected: bool) -> Timetable:
     return _packed(found, n, plans, corrected=corrected)
 
 
-def requests(right_s: Floats, wanted: Index, raise_s: Floats, lower_s: Floats, worth_s: float) -> tuple[Floats, Index]:
+class Requests(NamedTuple):
+    """What is left of changes.
+
+    Attributes:
+        asked_s: float[left], when each is asked for.
+        wanted: int[left], for which clock.
+        change: int[left], which of all changes it is.
+    """
+
+    asked_s: Floats
+    wanted: Index
+    change: Index
+
+
+def requests(right_s: Floats, wanted: Index, leads: Leads) -> Requests:
     """Return when changes are asked for, without those that are not worth it or would be asked for in the wrong order.
 
     A clock that is left out is replaced by the lower one of those beside it that are higher: nothing is late, and that
@@ -172,9 +231,9 @@ def requests(right_s: Floats, wanted: Index, raise_s: Floats, lower_s: Floats, w
     Args:
         right_s: float[changes], the moments from which clocks are right, increasing.
         wanted: int[changes], which; each differs from the one before.
-        raise_s, lower_s: float[clocks], how much before that a clock is asked for, see `Expected`.
-        worth_s: a lower clock that is wanted for less is not asked for.
+        leads: how much before that a clock is asked for, and how long it must be wanted.
     """
+    (raise_s, lower_s, worth_s, turn_s), change = leads, np.arange(len(wanted))
     while True:
         rises = np.append(True, wanted[1:] > wanted[:-1])
         asked_s = right_s - np.where(rises, raise_s[wanted], lower_s[wanted])
@@ -186,23 +245,17 @@ def requests(right_s: Floats, wanted: Index, raise_s: Floats, lower_s: Floats, w
         lacks_s = asked_s[1:-1] - asked_s[2:]
         # Changes come into effect in order: a higher clock must not wait for a lower one.
         in_order_s = asked_s[1:-1] + raise_s[clock] - right_s[2:]
-        lacks_s = np.where(peak, -np.inf, np.where(dip, np.maximum(lacks_s + worth_s, in_order_s), lacks_s))
+        lacks_s = np.where(peak, -np.inf, np.where(dip, np.maximum(lacks_s + worth_s, in_order_s), lacks_s + turn_s))
         padded_s = np.pad(lacks_s, _BESIDE, constant_values=-np.inf)
         beside_s = np.stack([padded_s[k : k + len(lacks_s)] for k in range(2 * _BESIDE + 1)])
         worst = np.flatnonzero((lacks_s > 0) & (lacks_s == beside_s.max(axis=0)))
         if not len(worst):
-            ordered_s: Floats = np.maximum.accumulate(asked_s)
-            return ordered_s, wanted
+            return Requests(np.maximum.accumulate(asked_s), wanted, change)
         lower, higher = np.minimum(before, after), np.maximum(before, after)
         wanted = wanted.copy()
         wanted[worst + 1] = np.where(dip, lower, higher)[worst]
-        right_s, wanted = _changes_of(right_s, wanted)
-
-
-def _changes_of(at_s: Floats, wanted: Index) -> tuple[Floats, Index]:
-    """Leave out what changes nothing; the first clock counts as a change."""
-    changed = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
-    return at_s[changed], wanted[changed]
+        changed = np.append(True, wanted[1:] != wanted[:-1])
+        right_s, wanted, change = right_s[changed], wanted[changed], change[changed]
 
 
 def _packed(

@@ -24,7 +24,7 @@ from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Reh
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.hardware import Hardware, Marks
-from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, rehearse
+from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, plans_as_asked, rehearse
 from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.switching import clock_changes, reduce_clock_changes
 
@@ -63,11 +63,11 @@ as much, and each change that is not made cannot come late.
 _FINALISTS = 96
 """Plans that are rehearsed with many samples."""
 _LATE = (0.0, 0.006, 0.02)
-"""Shares by which the plans are late from which a search begins, until one finds a better plan in time: where changes
-take long, the best of the grains may be far from better plans, and one that is late near them.
+"""Shares by which the plans are late from which a search begins, until the best is close to what is proven: where
+changes take long, the best of the grains may be far from better plans, and one that is late near them.
 """
 _CLOSE = 0.02
-"""Share of the energy above the proven bound within which one search is enough."""
+"""Share of the energy above the proven bound within which a plan is close."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +82,9 @@ class _Candidates:
 
     def select(self, rows: Index) -> _Candidates:
         return _Candidates(self.frequencies_mhz[rows], tuple(self.grains[row] for row in rows.tolist()))
+
+    def as_asked(self, executor: Executor, hardware: Hardware, found: Rehearsal) -> _Candidates:
+        return replace(self, frequencies_mhz=plans_as_asked(executor, self.frequencies_mhz, hardware, found))
 
     def and_finest(self, frequencies_mhz: Frequencies) -> _Candidates:
         plans = np.concatenate([self.frequencies_mhz, frequencies_mhz])
@@ -150,6 +153,7 @@ def deployable_frontier(
     chosen = np.union1d(_promising(problem, screened), [candidates.grains.index(Grain.NONE)])
     candidates = candidates.select(chosen)
     rehearsal = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
+    candidates = candidates.as_asked(executor, hardware, rehearsal)
     found = _Expected.of(rehearsal, confidence)
     # Where each stage keeps one clock, or has one instruction, the plans of the grains are all there are.
     if hardware.marks is not Marks.RUN_AHEAD and problem.instructions > problem.stages:
@@ -293,18 +297,18 @@ def _worth_their_changes(energy_j: Floats, effective_j: Floats, grains: Sequence
 def _searched(
     search: Refinement, candidates: _Candidates, found: _Expected, least_j: float, seed: int
 ) -> tuple[_Candidates, _Expected]:
-    """Return the plans with those that a search finds, from one start after the other until one of them is better in
-    time; ``least_j`` is proven of all that are.
+    """Return the plans with those that a search finds, from one start after the other until the best that is in time
+    is close to ``least_j``, which is proven of all that are.
     """
     wanted_s = search.wanted_s
-    best = _best_within(found, wanted_s)
     for late in _LATE:
         start = _best_within(found, (1 + late) * wanted_s)
         plans = search.plans(candidates.frequencies_mhz[start], seed + start)
         if len(plans):
-            found = found.and_of(_Expected.of(search.judge(plans, seed), search.confidence))
-            candidates = candidates.and_finest(plans)
-        if _best_within(found, wanted_s) != best or found.energy_j[best] < (1 + _CLOSE) * least_j:
+            judged = search.judge(plans, seed)
+            found = found.and_of(_Expected.of(judged, search.confidence))
+            candidates = candidates.and_finest(plans_as_asked(search.executor, plans, search.hardware, judged))
+        if found.energy_j[_best_within(found, wanted_s)] < (1 + _CLOSE) * least_j:
             break
     return candidates, found
 

@@ -82,17 +82,16 @@ class Course:
     before_s: Floats
 
     @classmethod
-    def begin(cls, start: Start, samples: int, call_s: float, *, one_by_one: bool) -> Course:
+    def begin(cls, start: Start, samples: int, *, one_by_one: bool) -> Course:
         """Return the state before the first iteration.
 
         Args:
             start: the clocks in effect, and on their way.
             samples: number of samples.
-            call_s: how long a call keeps the next one of its stage waiting, seconds.
             one_by_one: the GPUs of a stage change one after another.
         """
         stages, plans = start.clock.shape
-        calls = Calls(start, samples, call_s, one_by_one=one_by_one)
+        calls = Calls(start, samples, one_by_one=one_by_one)
         return cls(calls, np.zeros((plans, samples)), np.zeros((2, stages, plans, samples)))
 
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Frequencies
 from perseus_solver.model.simulator import Choice
 from perseus_solver.rehearsal.calls import Latencies, Luck
-from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Timetable, timetable
+from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Leads, Timetable, timetable
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
 from perseus_solver.rehearsal.hardware import Hardware, Marks
 from perseus_solver.rehearsal.host import HostEnds
@@ -179,6 +180,32 @@ def rehearse_fastest(problem: Problem, hardware: Hardware) -> Rehearsal:
     return rehearse(problem, problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp)), hardware)
 
 
+def plans_as_asked(
+    executor: Executor, frequencies_mhz: Frequencies, hardware: Hardware, found: Rehearsal
+) -> Frequencies:
+    """Return plans in which each instruction has the clock that agents ask for.
+
+    Where a change is left out, its instructions get the clock of others. A plan that says so itself depends less on
+    what agents measure: no clock is in it that they might ask for although nobody rehearsed it.
+
+    Args:
+        executor: of the problem.
+        frequencies_mhz: uint16[plans, n].
+        hardware: what the plans meet.
+        found: what their rehearsal under it says.
+    """
+    problem, mhz = executor.problem, executor.tables.mhz
+    run = _Run(executor, frequencies_mhz, executor.simulator.choice_of(frequencies_mhz), hardware, Rule.TIMETABLE)
+    asked = run.expectation(found.begin_s, found.end_s, found.time_s.mean(axis=1)).asked().T
+    plans = frequencies_mhz.copy()
+    for table, options in enumerate(problem.options):
+        own, measured = problem.option_of == table, np.sort(options.frequency_mhz)
+        place = measured.searchsorted(mhz[np.maximum(asked[:, own], 0)])
+        usable = (asked[:, own] != NO_CLOCK) & (place < len(measured))
+        plans[:, own] = np.where(usable, measured[np.minimum(place, len(measured) - 1)], plans[:, own])
+    return plans
+
+
 def joined(parts: list[Rehearsal]) -> Rehearsal:
     """Join the plans of several rehearsals of one job, of equally many samples."""
 
@@ -216,7 +243,7 @@ class _Run:
             call_sigma=hardware.latency.sigma,
         )
         end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
-        self._expected = self._expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s, None)
+        self._expected = self.expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s)
 
     def result(self, samples: int, random: np.random.Generator, *, steady: bool) -> Rehearsal:
         """Execute all iterations, and return what became of those that count."""
@@ -243,13 +270,12 @@ class _Run:
             control = self._control()
             if course is None:
                 start = control.start if isinstance(control, HostEnds) else self._expected.start()
-                gpus = hardware.gpus_per_lock
-                course = Course.begin(start, samples, hardware.latency.call_s * gpus, one_by_one=gpus > 1)
+                course = Course.begin(start, samples, one_by_one=hardware.gpus_per_lock > 1)
             draws = self._draws(int(control.slots.max(initial=0)), samples, random)
             iteration = self._executor.iterate(self._planned, control, course, draws)
             scatter_s = iteration.begin_s.std(axis=2)[rank] if hardware.marks is Marks.EVENTS else None
             begin_s, end_s = (values.mean(axis=2)[rank] for values in (iteration.begin_s, iteration.end_s))
-            self._expected = self._expectation(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+            self._expected = self.expectation(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
             yield iteration
 
     def _control(self) -> Timetable | HostEnds:
@@ -257,7 +283,10 @@ class _Run:
             return HostEnds(self._executor.problem, self._hardware, self._planned)
         return timetable(self._expected, corrected=self._hardware.marks is not Marks.EVENTS)
 
-    def _expectation(self, begin_s: Floats, end_s: Floats, period_s: Floats, scatter_s: Floats | None) -> Expected:
+    def expectation(
+        self, begin_s: Floats, end_s: Floats, period_s: Floats, scatter_s: Floats | None = None
+    ) -> Expected:
+        """Return what the agents expect where instructions run at these times; see `Expected`."""
         hardware, planned = self._hardware, self._planned
         if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
             planned = planned.copy()
@@ -275,10 +304,8 @@ class _Run:
             period_s=period_s,
             clock=planned,
             stage_offset=self._offset,
-            raise_s=ahead_s + deviation_s,
-            lower_s=ahead_s - deviation_s,
+            leads=Leads(ahead_s + deviation_s, ahead_s - deviation_s, hardware.worth_s, hardware.turn_s),
             margin_s=np.zeros(begin_s.shape) if scatter_s is None else scatter_s,
-            worth_s=hardware.worth_s,
         )
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:

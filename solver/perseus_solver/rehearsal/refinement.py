@@ -21,13 +21,13 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.hardware import Hardware
-from perseus_solver.rehearsal.outcome import Rehearsal, rehearse
+from perseus_solver.rehearsal.outcome import Rehearsal, plans_as_asked, rehearse
 
 _STEPS = (8, 4, 2, 1)
 """Supported clocks by which a run moves: in the first rounds, and at random with the shares below in all others. A run
-may always take over the clock of a neighbour.
+may always take over the clock of a neighbour. Where changes are worth much to be made at all, small steps find none.
 """
-_STEP_SHARES = (0.1, 0.2, 0.3, 0.4)
+_STEP_SHARES = (0.4, 0.3, 0.2, 0.1)
 _ROUNDS = 32
 _IDLE = 3
 """Rounds in a row that gain next to nothing after which time is offered; each draws other moves and other samples."""
@@ -117,8 +117,8 @@ class Refinement:
         """
         random = np.random.default_rng(seed)
         plan = best = clocks_mhz
-        found: list[Frequencies] = []
-        _, time_s = self._measure(best[None], _SAMPLES_TOGETHER, seed)
+        better: list[Frequencies] = []
+        _, time_s = self._measured(best[None], _SAMPLES_TOGETHER, seed)
         reserve = max(self._excess(best, float(time_s[0]), seed), _RESERVE)
         idle = offers = 0
         for number in range(_ROUNDS):
@@ -131,10 +131,10 @@ class Refinement:
             terms = _Terms((1 - reserve) * self.wanted_s, price)
             moves = _moves(self.executor.problem, plan, step)
             tried = np.stack([best, plan, *self._attempts(plan, moves, terms, random)])
-            energy_j, time_s = self._measure(tried, _SAMPLES_TOGETHER, draws)
-            cost = terms.cost(energy_j, time_s)
+            found, time_s = self._measured(tried, _SAMPLES_TOGETHER, draws)
+            cost = terms.cost(found.mean_energy_j, time_s)
             at = 1 + int(cost[1:].argmin())
-            plan = tried[at]
+            plan = plans_as_asked(self.executor, tried[at : at + 1], self.hardware, found.of_plan(at))[0]
             if price is not None:
                 continue
             gain = 1 - cost[at] / cost[0]
@@ -143,12 +143,12 @@ class Refinement:
                 best, expected_s = plan, float(time_s[at])
                 excess = self._excess(plan, expected_s, draws + 1)
                 if expected_s <= (1 - excess - _SURE) * self.wanted_s:
-                    found.append(plan)
+                    better.append(plan)
                     reserve = (reserve + excess) / 2
                 else:
                     reserve = max(reserve, excess) + _SURE
                 offers = 0 if gain > _GAIN else offers
-        return np.stack(found[-_LAST:]) if found else np.empty((0, len(clocks_mhz)), dtype=clocks_mhz.dtype)
+        return np.stack(better[-_LAST:]) if better else np.empty((0, len(clocks_mhz)), dtype=clocks_mhz.dtype)
 
     def _attempts(
         self, plan: Frequencies, moves: list[_Move], terms: _Terms, random: np.random.Generator
@@ -159,14 +159,17 @@ class Refinement:
             moves = [moves[k] for k in random.choice(len(moves), most, replace=False).tolist()]
         plans = np.stack([plan, *(_moved(plan, move) for move in moves)])
         seed = int(random.integers(1 << 32))
-        cost = terms.cost(*self._measure(plans, _SAMPLES, seed, steady=False))
+        found, time_s = self._measured(plans, _SAMPLES, seed, steady=False)
+        cost = terms.cost(found.mean_energy_j, time_s)
         better = [moves[k] for k in np.argsort(cost[1:], kind="stable").tolist() if cost[1 + k] < cost[0]]
         made = _together(plan, better[: _TOGETHER[-1] if terms.price is None else _OFFERED])
         return [made[count - 1] for count in _TOGETHER if count <= len(made)]
 
-    def _measure(self, plans: Frequencies, samples: int, seed: int, *, steady: bool = True) -> tuple[Floats, Floats]:
-        """Return the expected energies of plans, and the times that one pipeline keeps, if these are distributed
-        normally: so few samples do not show what happens seldom, nor how long the slowest of many pipelines takes.
+    def _measured(
+        self, plans: Frequencies, samples: int, seed: int, *, steady: bool = True
+    ) -> tuple[Rehearsal, Floats]:
+        """Return what becomes of plans, and the times that one pipeline keeps, if these are distributed normally: so
+        few samples do not show what happens seldom, nor how long the slowest of many pipelines takes.
 
         ``steady``: with agents that know what to expect, as plans will be judged. That decides about the last tenths.
         """
@@ -174,7 +177,7 @@ class Refinement:
         found = rehearse(self.executor, plans, alone, samples=samples, steady=steady, seed=seed)
         deviations = NormalDist().inv_cdf(self.confidence)
         time_s: Floats = found.time_s.mean(axis=1) + deviations * found.time_s.std(axis=1)
-        return found.mean_energy_j, time_s
+        return found, time_s
 
     def _excess(self, plan: Frequencies, time_s: float, seed: int) -> float:
         """Return by what share the job takes longer than one pipeline seemed to: it waits for the slowest, and the best
