@@ -24,6 +24,7 @@ MODULES = (
     "tests.bench.stragglers",
     "tests.bench.steps",
     "tests.bench.control_grid",
+    "tests.bench.control_causes",
     "tests.bench.control_measured",
     "tests.bench.client",
     "tests.bench.agent",

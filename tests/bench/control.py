@@ -198,10 +198,15 @@ def deployed_plan(cell: Cell) -> Plan:
 
 @cache
 def _deployed_plan(cell: Cell) -> Plan:
+    return plan_under(cell, hardware_of(cell))
+
+
+def plan_under(cell: Cell, hardware: Hardware) -> Plan:
+    """Return the plan that would be deployed in a cell at no slowdown if its hardware were this."""
     problem = problem_of(cell.gpu, cell.microbatches, cell.forward_ms)
     bound_s = reference_of(cell)[0]
     wanted_s = (1 + NO_SLOWDOWN) * bound_s
-    found = deployable_frontier(Planner(problem), hardware_of(cell), confidence=CONFIDENCE, times_s=[wanted_s])
+    found = deployable_frontier(Planner(problem), hardware, confidence=CONFIDENCE, times_s=[wanted_s])
     assert found.rehearsed is not None
     rows = np.flatnonzero(found.time_s <= wanted_s)
     row = int(rows[found.energy_j[rows].argmin()]) if len(rows) else 0

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from tests.bench.control import GPUS
+from tests.bench.control_causes import stored_causes
+from tests.bench.control_causes import table as table_of_causes
 from tests.bench.control_grid import STORE, Row, before, stored_grid
 from tests.bench.control_measured import table as table_of_measured
 
@@ -58,11 +60,20 @@ after a profiling sweep, in which each GPU has changed to each clock once. What 
 * *Promised*: 95 % of the saving where a change, until the last GPU of a stage has it, takes less than a fifth of a
   forward, 85 % below a forward, else 60 %. Bold where a framework's agent falls short.
 * *Bound*: the share of the saving that no control of the plan for every instruction can exceed behind the driver's
-  lock, even if it knew the future and each latency. The latencies themselves, which nobody knows ahead, are not in it.
+  lock, even if it knew the future and each latency. The latencies themselves, which nobody knows ahead, are not in it:
+  [what falls short](#what-falls-short) shows how much they take.
 * *Rehearsed*: by how much the rehearsal is above the agent's execution: median time, and mean energy; the worst of the
   three frameworks.
 
 {summary}
+
+### What falls short
+
+What plans would save, as rehearsed, in the cells above that save less than is promised: on the hardware as it is, if
+each latency were its median, if calls took no time, and both. By so much *no scatter* is above *as it is* costs it that
+nobody knows ahead how long the next change takes; by so much *no calls* is, that GPUs wait for each other's calls.
+
+{causes}
 {tables}
 """
 
@@ -126,11 +137,11 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {' | '.join(columns)} |"
 
 
-def page(before: Sequence[str], measured: Sequence[str], grids: Sequence[Sequence[Row]]) -> str:
+def page(before: Sequence[str], measured: Sequence[str], grids: Sequence[Sequence[Row]], causes: Iterable[str]) -> str:
     """Return the page."""
     summary = summary_table([row for rows in grids for row in rows])
     tables = [line for rows in grids for line in table(rows)]
-    parts = {"before": before, "measured": measured, "summary": summary, "tables": tables}
+    parts = {"before": before, "measured": measured, "summary": summary, "causes": causes, "tables": tables}
     return PAGE.format(**{name: "\n".join(lines) for name, lines in parts.items()})
 
 
@@ -140,9 +151,9 @@ def main() -> None:
     parser.add_argument("--input", type=Path, default=STORE)
     parser.add_argument("--output", type=Path, default=Path("docs/control.md"))
     options = parser.parse_args()
-    options.output.write_text(
-        page(before_table(), table_of_measured(), [stored_grid(gpu, options.input) for gpu in GPUS])
-    )
+    grids = [stored_grid(gpu, options.input) for gpu in GPUS]
+    causes = table_of_causes(stored_causes(options.input))
+    options.output.write_text(page(before_table(), table_of_measured(), grids, causes))
 
 
 if __name__ == "__main__":
