@@ -125,7 +125,7 @@ def _asked_us(right_us: Sequence[float], clocks_mhz: Sequence[int], leads: Leads
 
     A higher clock must not wait for a lower one before it, since changes come into effect in order: the lower one is
     in vain. So is one on the way to a higher or lower one, if it would be asked for after it, or if not all GPUs that
-    share a lock had their turn in between: some would skip it, and all would wait for the calls of the others.
+    share a lock had made their calls in between: some would skip it, and those to the next clock would wait.
     """
     asked_us = [-math.inf]
     for at in range(1, len(clocks_mhz)):

@@ -126,7 +126,7 @@ class LatencyMeter:
             median_us=alone.median_us + (soonest_us + latest_us) // 2,
             deviation_us=alone.deviation_us + (latest_us - soonest_us) // 2,
             worth_us=alone.worth_us + latest_us - soonest_us,
-            turn_us=latest_us - soonest_us,
+            turn_us=alone.turn_us + latest_us - soonest_us,
         )
 
     def follow(self, plan: StagePlan | None) -> None:
@@ -263,7 +263,7 @@ class LatencyMeter:
             )
         usual = Lead.of(self.switch)
         clocks = {mhz: usual.of_clock(latency) for mhz, latency in self._by_clock().items()}
-        self._lead = usual._replace(worth_us=2 * calls.p50_us, clocks=clocks)
+        self._lead = usual._replace(worth_us=2 * calls.p50_us, turn_us=calls.p50_us, clocks=clocks)
 
     def _by_clock(self) -> dict[int, SwitchLatency]:
         """Latencies by the clock that is changed to: as they were sent with the plan, corrected by what was measured

@@ -80,7 +80,7 @@ class Lead(NamedTuple):
     worth_us: int = 0
     """A lower clock that lasts shorter is not worth the calls."""
     turn_us: int = 0
-    """In which all GPUs of a lock have their turn; nor is a clock between two others that lasts shorter."""
+    """In which all GPUs of a lock make their calls; nor is a clock between two others that lasts shorter."""
     clocks: Mapping[int, Earlier] = MappingProxyType({})
     """Of single clocks, where it is known."""
 
@@ -104,7 +104,8 @@ class Lead(NamedTuple):
     @classmethod
     def of(cls, latency: SwitchLatency) -> Lead:
         """The lead that a switch latency demands."""
-        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s), us_from_s(2 * latency.call_s))
+        call_us = us_from_s(latency.call_s)
+        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s), 2 * call_us, call_us)
 
 
 class Target(NamedTuple):

@@ -5,7 +5,7 @@ lower one when the instruction before has ended, and before the first of an iter
 for a higher clock L + s before that moment and for a lower one L - s before, where L is the median and s the scatter of
 the time that a change to this clock takes. Changes that would be asked for in the wrong order are left out so that
 nothing is late, and so is a lower clock that would be wanted for less than its calls take, or one between two others
-for less than the turn of all GPUs of a lock.
+for less than one call of all GPUs of a lock.
 
 Between two marks the timetable advances with the time, as far as the next mark. So a request is placed by the last mark
 before it and by the time from there. Only marks of begins count here: what the end of an instruction says about the
@@ -37,7 +37,7 @@ class Leads(NamedTuple):
     Attributes:
         raise_s, lower_s: float[clocks], of a clock that is higher, or lower, than the one before.
         worth_s: a lower clock that is wanted for less is not asked for.
-        turn_s: in which all GPUs of a lock have their turn. Nor is a clock between two others that is wanted for less.
+        turn_s: in which all GPUs of a lock make their calls. Nor is a clock between two others that is wanted for less.
     """
 
     raise_s: Floats

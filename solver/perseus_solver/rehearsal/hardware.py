@@ -44,6 +44,12 @@ class InvalidHardware(SolverError):
     """The description of the hardware cannot be used."""
 
 
+_SURE: Final = 1.15
+"""How many times as long as for the calls a clock must be wanted to be in a plan. Agents measure calls, and one whose
+calls are a little slower would leave out what was rehearsed.
+"""
+
+
 class Marks(StrEnum):
     """Who says where a GPU is in its schedule, and when that is known.
 
@@ -112,20 +118,25 @@ class Hardware:
 
     def asked_ahead_s(self, mhz: int) -> float:
         """How much before its effect an agent asks for a clock, seconds: the median latency, waits included."""
-        return self.latency_of(mhz).p50_s + self.turn_s / 2
+        return self.latency_of(mhz).p50_s + self._longest_wait_s / 2
 
     def deviation_s(self, mhz: int) -> float:
         """How much earlier an agent raises, and later it lowers, seconds: the scatter of latency and waits."""
-        return self.latency_of(mhz).deviation_s + self.turn_s / 2
+        return self.latency_of(mhz).deviation_s + self._longest_wait_s / 2
 
     @property
     def worth_s(self) -> float:
         """How long a lower clock must be wanted at least: for two calls, after the last GPU of a lock has its turn."""
-        return 2 * self.latency.call_s + self.turn_s
+        return _SURE * self.latency.call_s + self.turn_s
 
     @property
     def turn_s(self) -> float:
-        """How long the last GPU of a lock waits for its turn, seconds; calls scatter as changes do."""
+        """How long it takes until all GPUs of a lock have surely made their calls, seconds."""
+        return _SURE * (self.latency.call_s + self._longest_wait_s)
+
+    @property
+    def _longest_wait_s(self) -> float:
+        """How long the last GPU of a lock waits for its turn; calls scatter as changes do."""
         return (self.gpus_per_lock - 1) * self.latency.call_s * math.exp(self.latency.sigma**2 / 2)
 
     @classmethod
