@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +91,15 @@ class Expected:
     def asked(self) -> Index:
         """Return int[n, plans], the clock that is asked for for each instruction: the planned one, or what takes its
         place where a change is left out; `NO_CLOCK` where an instruction sets none.
+
+        A plan of these clocks is asked for as it is: what is left out of it in turn is so here, too.
         """
+        expected = self
+        while ((clock := expected._asked()) != expected.clock).any():
+            expected = replace(expected, clock=clock)
+        return clock
+
+    def _asked(self) -> Index:
         found = self.clock.copy()
         for stage, (low, high) in enumerate(itertools.pairwise(self.stage_offset)):
             for plan in range(len(self.period_s)):
