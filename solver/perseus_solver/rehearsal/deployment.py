@@ -66,7 +66,7 @@ _LATE = (0.0, 0.006, 0.02)
 """Shares by which the plans are late from which a search begins, until the best is close to what is proven: where
 changes take long, the best of the grains may be far from better plans, and one that is late near them.
 """
-_CLOSE = 0.02
+_CLOSE = 0.05
 """Share of the energy above the proven bound within which a plan is close."""
 
 
