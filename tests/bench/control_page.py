@@ -70,8 +70,9 @@ after a profiling sweep, in which each GPU has changed to each clock once. What 
 ### What falls short
 
 What plans would save, as rehearsed, in the cells above that save less than is promised: on the hardware as it is, if
-each latency were its median, if calls took no time, and both. By so much *no scatter* is above *as it is* costs it that
-nobody knows ahead how long the next change takes; by so much *no calls* is, that GPUs wait for each other's calls.
+each latency were its median, if calls took no time, and both. What *no scatter* saves more than *as it is* is lost
+because nobody knows ahead how long the next change takes; what *no calls* saves more, because GPUs wait for each
+other's calls.
 
 {causes}
 {tables}
