@@ -78,9 +78,8 @@ class Lead(NamedTuple):
     median_us: int
     deviation_us: int
     worth_us: int = 0
-    """A lower clock that lasts shorter is not worth the calls."""
     turn_us: int = 0
-    """In which all GPUs of a lock make their calls; nor is a clock between two others that lasts shorter."""
+    """Lower clocks, and ones between two others, that last less are left out. A turn: a call of each GPU of a lock."""
     clocks: Mapping[int, Earlier] = MappingProxyType({})
     """Of single clocks, where it is known."""
 
