@@ -52,7 +52,9 @@ _LEAST_OWN: Final = 0.25
 chance."""
 
 
-def by_clock(latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]]) -> dict[int, SwitchLatency]:
+def by_clock(
+    latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]], own_sigma: float | None = None
+) -> dict[int, SwitchLatency]:
     """Tell the latencies of changes apart by the clock that is changed to, which decides more than anything else.
 
     The logarithm of a latency is taken for the sum of a part of the clock's and one that differs from change to change.
@@ -63,6 +65,8 @@ def by_clock(latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]])
     Args:
         latency: of changes to any clock.
         medians_s: by clock, MHz: how many changes were measured, and the median of their latencies, seconds.
+        own_sigma: standard deviation of the logarithm of changes to one clock, where that was measured by itself; None:
+            what the clocks leave of the variance of all.
 
     Returns:
         By clock, of those with `ENOUGH_OF_CLOCK` changes: the distribution of the next one's latency.
@@ -72,7 +76,8 @@ def by_clock(latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]])
         return {}
     effect = {mhz: n / (n + 1) * math.log(median_s / latency.p50_s) for mhz, (n, median_s) in known.items()}
     between = sum(n * effect[mhz] ** 2 for mhz, (n, _) in known.items()) / sum(n for n, _ in known.values())
-    own = max(latency.sigma**2 - between, _LEAST_OWN * latency.sigma**2)
+    of_all = latency.sigma**2
+    own = max(of_all - between, _LEAST_OWN * of_all) if own_sigma is None else min(own_sigma**2, of_all)
     found = {}
     for mhz, (n, _) in known.items():
         p50_s = latency.p50_s * math.exp(effect[mhz])

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_agent.clocks.clock_line import ClockLine
+from perseus_agent.clocks.iteration_pattern import Pattern
 from perseus_agent.clocks.timetable import Earlier, Lead
-from perseus_solver.rehearsal.control import Leads, requests
+from perseus_solver.rehearsal.control import Expected, Leads, requests
 
 CLOCKS = 5
 LONG = 1_000
@@ -78,3 +79,44 @@ def test_the_agent_asks_for_what_is_rehearsed(planned: tuple[list[int], list[int
     at, clocks, _ = requests(starts, np.array([1, *planned[1]]), leads)
     assert clocks.tolist() == asked._clocks_mhz
     assert at[1:].tolist() == asked._starts_us[1:]
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> tuple[Pattern, list[int]]:
+    """What repeats, and the clock of each instruction: of two, three or more, some with a wait before them."""
+    clocks = draw(st.lists(st.integers(1, CLOCKS), min_size=2, max_size=8))
+    lasts = st.lists(st.integers(1, 300), min_size=len(clocks), max_size=len(clocks))
+    waits = st.lists(st.sampled_from([0, 0, 40, 200]), min_size=len(clocks), max_size=len(clocks))
+    boundaries = np.cumsum(np.ravel(np.transpose([draw(lasts), draw(waits)])))
+    pattern = Pattern()
+    pattern.add([0, *boundaries[:-1].tolist()])
+    pattern.add_period(int(boundaries[-1]) + draw(st.integers(0, 200)))
+    return pattern, clocks
+
+
+@given(iterations(), leads(deviation=True))
+def test_the_agent_asks_in_each_iteration_for_what_is_rehearsed(planned: tuple[Pattern, list[int]], lead: Lead) -> None:
+    """From one iteration to the next, too: gradients are reduced and applied in between."""
+    (pattern, clocks), line, period = planned, ClockLine(), planned[0].period_us
+    repeats = 2 * (2 + 2 * LONG // period)
+    for iteration in range(repeats):
+        line.draw(pattern, clocks, iteration * period, clocks[0])
+    asked, _ = line.asked(lead, [])
+    raise_us, lower_us = (
+        np.array([float(of(mhz)) for mhz in range(CLOCKS + 1)]) for of in (lead.raise_us, lead.lower_us)
+    )
+    boundaries = np.array(pattern.offsets_us, dtype=float)[:, None]
+    expected = Expected(
+        begin_s=boundaries[::2],
+        end_s=boundaries[1::2],
+        period_s=np.array([float(period)]),
+        clock=np.array(clocks)[:, None],
+        stage_offset=[0, len(clocks)],
+        leads=Leads(raise_us, lower_us, float(lead.worth_us), float(lead.turn_us)),
+        margin_s=np.zeros((len(clocks), 1)),
+    )
+    begin = repeats // 2 * period
+    at, rehearsed = expected.changes(0, 0, 0.0, float(period))
+    for now in range(math.ceil(at[0]), period):
+        wanted = rehearsed[at.searchsorted(now, side="right") - 1]
+        assert asked.highest_mhz(begin + now, begin + now) == wanted, now

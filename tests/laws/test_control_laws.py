@@ -5,11 +5,26 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
-from tests.bench.control import Cell, Measured, agent_of, deployed_plan, instruction_plan, measure, reference_of
+from tests.bench.control import (
+    STAGES,
+    Cell,
+    Measured,
+    Plan,
+    agent_of,
+    deployed_plan,
+    hardware_of,
+    instruction_plan,
+    measure,
+    problem_of,
+    reference_of,
+)
 
 from perseus_sim.execution.controls import HostMarks
 from perseus_sim.execution.hosts import Framework
+from perseus_solver.model.result import Grain
+from perseus_solver.rehearsal import rehearse
 
 CELLS = [
     Cell("a100", Framework.PYTORCH, 8, 36, gpus=1),
@@ -55,3 +70,17 @@ def test_an_execution_is_what_was_rehearsed(cell: Cell) -> None:
     plan, found = deployed_plan(cell), agent(cell)
     assert found.median_s == pytest.approx(plan.time_s, rel=0.003)
     assert found.energy_j == pytest.approx(plan.energy_j, rel=0.01)
+
+
+def test_gpus_that_change_one_after_another_draw_what_was_rehearsed() -> None:
+    """Each by itself: while one waits at the new clock another computes at the old one."""
+    cell = Cell("h100", Framework.PYTORCH, 8, 5)
+    stage, number = np.divmod(np.arange(STAGES * 16), 16)
+    slow = (number >= np.array([1, 2, 1, 16])[stage]) & (number < 14)
+    clocks = np.where(slow, np.array([1170, 1170, 1215, 0])[stage], 1425).astype(np.uint16)
+    problem = problem_of(cell.gpu, cell.microbatches, cell.forward_ms)
+    rehearsed = rehearse(problem, clocks[None], hardware_of(cell), samples=512)
+    plan = Plan(tuple(clocks.tolist()), Grain.INSTRUCTION, 0.0, 0.0)
+    found = measure(cell, plan, agent_of(cell))
+    assert found.median_s == pytest.approx(float(rehearsed.time_kept_s(0.5)[0]), rel=0.003)
+    assert found.energy_j == pytest.approx(float(rehearsed.mean_energy_j[0]), rel=0.003)

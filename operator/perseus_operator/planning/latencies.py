@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import mul
 from statistics import median
 from typing import Final
 
@@ -22,7 +23,7 @@ from perseus_operator.planning.gpu import (
     is_possible,
     weighted_median,
 )
-from perseus_proto.latency import SwitchLatency, by_clock, published_latency
+from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock, published_latency
 from perseus_proto.units import s_from_us, us_from_s
 
 ENOUGH_CHANGES: Final = 32
@@ -80,8 +81,23 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
     scatter = [one.p99_us / one.p50_us for one in known if one.changes >= ENOUGH_CHANGES]
     p50_s, factor = s_from_us(latency.p50_us), median(scatter) if scatter else latency.p99_us / latency.p50_us
     overall = SwitchLatency(p50_s, p50_s * factor, 0.0, latency.shared_lock, "measured")
-    found = by_clock(overall, {mhz: measured[mhz] for mhz in frequent})
+    found = by_clock(overall, {mhz: measured[mhz] for mhz in frequent}, _own_sigma(of_clock.values()))
     return tuple(ClockTimes(mhz, _bounded_us(one.p50_s), _bounded_us(one.p99_s)) for mhz, one in sorted(found.items()))
+
+
+def _own_sigma(of_clocks: Iterable[list[ClockMedian]]) -> float | None:
+    """Return the standard deviation of the logarithm of changes to one clock, by how far GPUs lie apart that have
+    changed to it a few times, as after a sweep; None: too few have. Where they did so often, the GPUs differ.
+    """
+    squares, freedom = 0.0, 0
+    for of_gpus in of_clocks:
+        few = [one for one in of_gpus if one.changes < ENOUGH_OF_CLOCK]
+        logs = [math.log(one.p50_us) for one in few]
+        weights = [1 + 2 * (one.changes - 1) / math.pi for one in few]  # of medians of normal values, one over variance
+        centre = sum(map(mul, weights, logs)) / sum(weights) if few else 0.0
+        squares += sum(weight * (log - centre) ** 2 for weight, log in zip(weights, logs, strict=True))
+        freedom += max(len(few) - 1, 0)
+    return math.sqrt(squares / freedom) if freedom >= ENOUGH_FOR_TAIL else None
 
 
 def _bounded_us(latency_s: float) -> int:

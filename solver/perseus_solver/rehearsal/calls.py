@@ -4,8 +4,9 @@ Calls of a GPU follow each other. A call that has to wait is made with the newes
 waits. Changes come into effect in the order of their calls, however long each takes.
 
 The GPUs of a stage that share a driver's lock change one after another, and compute as fast as the slowest. A rise
-counts from the last of them and a fall from the first, but what they draw changes with each: in the mean, when half of
-them have changed. So such a change is two steps, one of the speed and one of the power.
+counts from the last of them and a fall from the first, but what they draw changes with each. So such a change is two
+steps: one of the speed, and one of the power, when one of them has changed. Each sample follows the power of one GPU,
+all in their turn: their mean would lie in a wait in which most of them do not change.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Latencies:
 @dataclass(frozen=True, slots=True, eq=False)
 class Takes:
     """How long changes take from the begin of the first call until the first of a stage's GPUs has the new clock, until
-    the last has it, in the mean, and until the last call is over; seconds, any shape.
+    the last has it, until the GPU that a sample follows has it, and until the last call is over; seconds, any shape.
     """
 
     first_s: Floats
     last_s: Floats
-    mean_s: Floats
+    one_s: Floats
     calls_s: Floats
 
 
@@ -70,7 +71,9 @@ class Luck:
         # Calls scatter as changes do, slow ones with slow ones, and each keeps those behind it waiting.
         calls_s = (latencies.call_s * np.exp(latencies.call_sigma * own)).cumsum(axis=1)
         each_s[:, 1:] += calls_s[:, :-1]
-        return Takes(each_s.min(axis=1), each_s.max(axis=1), each_s.mean(axis=1), calls_s[:, -1])
+        samples, gpus = self.normal.shape[-2:]
+        one_s = each_s[np.arange(len(at)), at % samples % gpus]
+        return Takes(each_s.min(axis=1), each_s.max(axis=1), one_s, calls_s[:, -1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +205,7 @@ class StageCalls:
         speed_s = start_s + np.where(rises, takes.last_s, takes.first_s)
         if calls.steps == 1:
             return self._step(gpu, target, speed_s, _BOTH)
-        power_s = start_s + takes.mean_s
+        power_s = start_s + takes.one_s
         first_s = self._step(gpu, target, np.minimum(speed_s, power_s), np.where(rises, _POWER, _SPEED))
         self._step(gpu, target, np.maximum(speed_s, power_s), np.where(rises, _SPEED, _POWER))
         return first_s

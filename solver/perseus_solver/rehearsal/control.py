@@ -1,11 +1,11 @@
 """When an agent asks for which clock: the rule of design note 0019, computed for whole plans at once.
 
 A change of the planned clock has a moment from which it is right: a higher clock when its first instruction begins, a
-lower one when the instruction before has ended, and before the first of an iteration when that begins. An agent asks
-for a higher clock L + s before that moment and for a lower one L - s before, where L is the median and s the scatter of
-the time that a change to this clock takes. Changes that would be asked for in the wrong order are left out so that
-nothing is late, and so is a lower clock that would be wanted for less than its calls take, or one between two others
-for less than one call of all GPUs of a lock.
+lower one when the instruction before has ended. Between two iterations the higher of both clocks is right. An agent
+asks for a higher clock L + s before that moment and for a lower one L - s before, where L is the median and s the
+scatter of the time that a change to this clock takes. Changes that would be asked for in the wrong order are left out
+so that nothing is late, and so is a lower clock that would be wanted for less than its calls take, or one between two
+others for less than one call of all GPUs of a lock.
 
 Between two marks the timetable advances with the time, as far as the next mark. So a request is placed by the last mark
 before it and by the time from there. Only marks of begins count here: what the end of an instruction says about the
@@ -126,8 +126,9 @@ class Expected:
         begin_s, end_s = self.begin_s[own][sets], self.end_s[own][sets]
         before = np.roll(clocks, 1)
         right_s = np.where(clocks > before, begin_s - margin_s, np.roll(end_s + margin_s, 1))
-        if len(sets) and clocks[0] < before[0]:  # after the last instruction gradients are reduced and applied
-            right_s[0] = begin_s[0] + margin_s[0]
+        if len(sets):  # after the last instruction gradients are reduced and applied, at the higher clock
+            over_s = end_s[-1] - margin_s[-1] - self.period_s[plan]
+            right_s[0] = over_s if clocks[0] > before[0] else begin_s[0] + margin_s[0]
         at = np.flatnonzero(clocks != before)
         if not len(at):
             at = np.arange(len(sets))[:1]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ from perseus_operator.planning.hardware import (
     hardware_to_status,
     next_hardware,
 )
-from perseus_operator.planning.latencies import ClockTimes, clock_times
+from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.reporting import status
 from perseus_proto import planset
@@ -101,6 +103,25 @@ def test_the_slowest_gpu_counts_for_each_clock_too(job: Any) -> None:
     node.gpus_described({}, {}, {**node.gpus, "GPU-0-0": slow})
     after = {one.mhz: one.p50_us for one in learn(job).clocks}
     assert all(after[mhz] > 2 * before[mhz] for mhz in (QUICK, SLOW))
+
+
+@pytest.mark.parametrize("own", [0.2, 0.35, 0.5])
+@pytest.mark.parametrize("each", [1, 2, 3, 7])
+def test_after_a_sweep_changes_scatter_as_those_to_one_clock_do(own: float, each: int) -> None:
+    """Not as the clocks differ, nor as one GPU's longest change says."""
+    chance, clocks, of_gpus = np.random.default_rng(each), range(900, 1500, 15), []
+    usual_us = {mhz: 20_000 * np.exp(chance.normal(0.0, 0.4)) for mhz in clocks}
+    for _ in range(32):
+        seen = {mhz: np.sort(usual_us[mhz] * np.exp(chance.normal(0.0, own, each))).astype(int) for mhz in clocks}
+        swept = tuple(Transition(0, mhz, each, int(us[each // 2]), int(us[-1])) for mhz, us in seen.items())
+        p50_us, p99_us = np.quantile(np.concatenate([*seen.values()]), [0.5, 0.99])
+        of_gpus.append(latency(int(p50_us), int(p99_us), changes=each * len(clocks), transitions=swept))
+    overall = measured_latency(A100, of_gpus)
+    assert overall is not None
+    found = clock_times(overall, of_gpus)
+    assert [one.mhz for one in found] == [*clocks]
+    for one in found:
+        assert math.log(one.p99_us / one.p50_us) / 2.3263 == pytest.approx(own, rel=0.12)
 
 
 @given(
