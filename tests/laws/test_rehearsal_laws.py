@@ -190,11 +190,18 @@ def test_no_clock_is_asked_for_that_is_not_worth_its_calls(parts: list[tuple[int
 
 
 @LAW
-@given(problems(), st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.sampled_from([1, 8]))
+@given(
+    problems(),
+    st.floats(0.0, 3.0),
+    st.floats(0.0, 1.0),
+    st.sampled_from([1, 8]),
+    st.sampled_from([Marks.GPU, Marks.EVENTS]),
+)
 def test_a_plan_as_agents_ask_for_it_is_nowhere_lower_and_is_asked_for_as_it_is(
-    problem: Problem, p50_s: float, call_s: float, gpus: int
+    problem: Problem, p50_s: float, call_s: float, gpus: int, marks: Marks
 ) -> None:
-    plans, real, executor = plans_of(problem), hardware(p50_s, 2 * p50_s, call_s=call_s, gpus=gpus), Executor(problem)
+    real = hardware(p50_s, 2 * p50_s, call_s=call_s, marks=marks, noise=0.01, gpus=gpus)
+    plans, executor = plans_of(problem), Executor(problem)
     found = rehearse(executor, plans, real, samples=2)
     asked = plans_as_asked(executor, plans, real, found)
     assert (asked >= plans).all()

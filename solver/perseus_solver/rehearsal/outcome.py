@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.model.simulator import Choice
@@ -65,6 +65,7 @@ class Rehearsal:
         below_s, above_s: the parts of it below and above the planned clock.
         calls: calls to the driver in an iteration.
         begin_s, end_s: float[n, plans], when each instruction began and ended in the mean of the last iteration.
+        scatter_s: float[n, plans], how much its begin scattered, where marks do not correct that; else zero.
         pipelines: of the job, each with the plan.
         waiting_w: power of a pipeline that waits for the others, watts.
     """
@@ -77,6 +78,7 @@ class Rehearsal:
     calls: Floats
     begin_s: Floats
     end_s: Floats
+    scatter_s: Floats
     pipelines: int
     waiting_w: float
 
@@ -195,8 +197,9 @@ def plans_as_asked(
         found: what their rehearsal under it says.
     """
     problem, mhz = executor.problem, executor.tables.mhz
-    run = _Run(executor, frequencies_mhz, executor.simulator.choice_of(frequencies_mhz), hardware, Rule.TIMETABLE)
-    asked = run.expectation(found.begin_s, found.end_s, found.time_s.mean(axis=1)).asked().T
+    planned = _planned(executor, frequencies_mhz)
+    seen = _Seen(found.begin_s, found.end_s, found.time_s.mean(axis=1), found.scatter_s)
+    asked = _expected(executor, hardware, planned, seen).asked().T
     plans = frequencies_mhz.copy()
     for table, options in enumerate(problem.options):
         own, measured = problem.option_of == table, np.sort(options.frequency_mhz)
@@ -215,8 +218,50 @@ def joined(parts: list[Rehearsal]) -> Rehearsal:
     return replace(parts[0], **{name: whole(name) for name in (*_BY_SAMPLE, *_BY_INSTRUCTION)})
 
 
+def _planned(executor: Executor, frequencies_mhz: np.ndarray) -> Index:
+    """Return int[n, plans], planned clocks as positions in the tables; `NO_CLOCK` where an instruction sets none."""
+    sets = executor.tables.sets_clock[executor.problem.option_of][:, None]
+    planned: Index = np.where(sets, executor.tables.positions(frequencies_mhz.T), NO_CLOCK)
+    return planned
+
+
+class _Seen(NamedTuple):
+    """What agents have seen of iterations: when instructions begin and end, float[n, plans], the time from one to the
+    next, float[plans], and the scatter of begins that marks do not correct, float[n, plans]; seconds.
+    """
+
+    begin_s: Floats
+    end_s: Floats
+    period_s: Floats
+    scatter_s: Floats
+
+
+def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _Seen) -> Expected:
+    """Return what agents expect of an iteration after those they have seen."""
+    offset = executor.problem.stage_offset.tolist()
+    if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
+        planned = planned.copy()
+        for low, high in itertools.pairwise(offset):
+            own = planned[low:high]
+            own[:] = np.where(own >= 0, own.max(axis=0), own)
+    # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
+    error = 0.0 if hardware.marks is Marks.EVENTS else hardware.noise
+    mhz = executor.tables.mhz.tolist()
+    ahead_s = np.array([hardware.asked_ahead_s(clock) for clock in mhz])
+    deviation_s = np.array([hardware.deviation_s(clock) for clock in mhz]) + error * ahead_s
+    return Expected(
+        begin_s=seen.begin_s,
+        end_s=seen.end_s,
+        period_s=seen.period_s,
+        clock=planned,
+        stage_offset=offset,
+        leads=Leads(ahead_s + deviation_s, ahead_s - deviation_s, hardware.worth_s, hardware.turn_s),
+        margin_s=seen.scatter_s,
+    )
+
+
 _BY_SAMPLE = ("time_s", "energy_j", "computing_s", "below_s", "above_s", "calls")
-_BY_INSTRUCTION = ("begin_s", "end_s")
+_BY_INSTRUCTION = ("begin_s", "end_s", "scatter_s")
 
 
 class _Run:
@@ -230,12 +275,9 @@ class _Run:
         hardware: Hardware,
         rule: Rule,
     ) -> None:
-        problem, tables = executor.problem, executor.tables
         self._executor, self._hardware, self._rule = executor, hardware, rule
-        sets = tables.sets_clock[problem.option_of][:, None]
-        self._planned = np.where(sets, tables.positions(frequencies_mhz.T), NO_CLOCK)
-        self._offset = problem.stage_offset.tolist()
-        of_clocks = [hardware.latency_of(mhz) for mhz in tables.mhz.tolist()]
+        self._planned = _planned(executor, frequencies_mhz)
+        of_clocks = [hardware.latency_of(mhz) for mhz in executor.tables.mhz.tolist()]
         self._latencies = Latencies(
             p50_s=np.array([latency.p50_s for latency in of_clocks]),
             sigma=np.array([latency.sigma for latency in of_clocks]),
@@ -243,7 +285,9 @@ class _Run:
             call_sigma=hardware.latency.sigma,
         )
         end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
-        self._expected = self.expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s)
+        begin_s, period_s = executor.begin_s(end_s), end_s.max(axis=0) + executor.problem.overhead_s
+        seen = _Seen(begin_s, end_s, period_s, np.zeros(begin_s.shape))
+        self._expected = _expected(executor, hardware, self._planned, seen)
 
     def result(self, samples: int, random: np.random.Generator, *, steady: bool) -> Rehearsal:
         """Execute all iterations, and return what became of those that count."""
@@ -258,6 +302,7 @@ class _Run:
             **outcome,
             begin_s=self._expected.begin_s,
             end_s=self._expected.end_s,
+            scatter_s=self._expected.margin_s,
             pipelines=self._hardware.pipelines,
             waiting_w=problem.blocking_power_w * problem.stages,
         )
@@ -273,40 +318,18 @@ class _Run:
                 course = Course.begin(start, samples, one_by_one=hardware.gpus_per_lock > 1)
             draws = self._draws(int(control.slots.max(initial=0)), samples, random)
             iteration = self._executor.iterate(self._planned, control, course, draws)
-            scatter_s = iteration.begin_s.std(axis=2)[rank] if hardware.marks is Marks.EVENTS else None
             begin_s, end_s = (values.mean(axis=2)[rank] for values in (iteration.begin_s, iteration.end_s))
-            self._expected = self.expectation(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+            scatter_s = np.zeros(begin_s.shape)
+            if hardware.marks is Marks.EVENTS:
+                scatter_s = iteration.begin_s.std(axis=2)[rank]
+            seen = _Seen(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+            self._expected = _expected(self._executor, hardware, self._planned, seen)
             yield iteration
 
     def _control(self) -> Timetable | HostEnds:
         if self._rule is Rule.HOST_ENDS:
             return HostEnds(self._executor.problem, self._hardware, self._planned)
         return timetable(self._expected, corrected=self._hardware.marks is not Marks.EVENTS)
-
-    def expectation(
-        self, begin_s: Floats, end_s: Floats, period_s: Floats, scatter_s: Floats | None = None
-    ) -> Expected:
-        """Return what the agents expect where instructions run at these times; see `Expected`."""
-        hardware, planned = self._hardware, self._planned
-        if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
-            planned = planned.copy()
-            for low, high in itertools.pairwise(self._offset):
-                own = planned[low:high]
-                own[:] = np.where(own >= 0, own.max(axis=0), own)
-        # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
-        error = hardware.noise if scatter_s is None else 0.0
-        mhz = self._executor.tables.mhz.tolist()
-        ahead_s = np.array([hardware.asked_ahead_s(clock) for clock in mhz])
-        deviation_s = np.array([hardware.deviation_s(clock) for clock in mhz]) + error * ahead_s
-        return Expected(
-            begin_s=begin_s,
-            end_s=end_s,
-            period_s=period_s,
-            clock=planned,
-            stage_offset=self._offset,
-            leads=Leads(ahead_s + deviation_s, ahead_s - deviation_s, hardware.worth_s, hardware.turn_s),
-            margin_s=np.zeros(begin_s.shape) if scatter_s is None else scatter_s,
-        )
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:
         """Return random numbers of one iteration; plans that need fewer slots than others see the same in theirs."""
