@@ -1,7 +1,8 @@
 """Why cells of the grid save less than is promised: what plans would save on hardware that is better in one way.
 
 The search for plans is the same, so what it finds where latencies do not scatter, or where calls take no time, says
-what scatter and calls cost. These are rehearsed savings; those of the grid are executed.
+what scatter and calls cost. These are rehearsed savings; those of the grid are executed. What no control of the plan
+for every instruction can exceed, even if it knew each latency, is proven.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.control import GPUS, Cell, hardware_of, plan_under, reference_of
+from tests.bench.control import GPUS, Cell, bound_of_plan_percent, hardware_of, plan_under, reference_of
 from tests.bench.control_grid import STORE, Row, stored_grid
 from tests.bench.solver import Result, figure
 
@@ -49,11 +50,13 @@ class Cause:
         cell: which.
         executed: what the agent saves there, per cent of the ideal saving.
         rehearsed: the same as rehearsed, by the names of `BETTER`.
+        of_plan: what no control of the plan for every instruction can exceed if it knows each latency.
     """
 
     cell: Cell
     executed: float
     rehearsed: Mapping[str, float]
+    of_plan: float
 
 
 def better(hardware: Hardware, how: Callable[[SwitchLatency], SwitchLatency]) -> Hardware:
@@ -83,7 +86,7 @@ def causes(gpu: str, store: Path = STORE) -> Iterator[Cause]:
     for row in short(stored_grid(gpu, store)):
         known = hardware_of(row.cell)
         found = {name: rehearsed_percent(row.cell, better(known, how)) for name, how in BETTER.items()}
-        yield Cause(row.cell, row.saved, found)
+        yield Cause(row.cell, row.saved, found, bound_of_plan_percent(row.cell))
 
 
 def measured_causes(store: Path = STORE) -> dict[str, Result]:
@@ -109,18 +112,18 @@ def stored_causes(store: Path = STORE) -> list[Cause]:
     return [_cause_of(**of) for of in stored]
 
 
-def _cause_of(cell: dict[str, Any], executed: float, rehearsed: dict[str, float]) -> Cause:
-    return Cause(Cell(**{**cell, "framework": Framework(cell["framework"])}), executed, rehearsed)
+def _cause_of(cell: dict[str, Any], **measured: Any) -> Cause:
+    return Cause(Cell(**{**cell, "framework": Framework(cell["framework"])}), **measured)
 
 
 def table(found: list[Cause]) -> Iterator[str]:
     """Yield the table."""
-    yield f"| cell | promised | executed | {' | '.join(BETTER)} |"
-    yield "|---|" + "--:|" * (2 + len(BETTER))
+    yield f"| cell | promised | executed | {' | '.join(BETTER)} | plan for every instruction |"
+    yield "|---|" + "--:|" * (3 + len(BETTER))
     for cause in found:
         cell = cause.cell
         name = f"{cell.gpu.upper()} {cell.microbatches}x{cell.forward_ms:g}{'' if cell.gpus > 1 else ' own lock'}"
-        saved = [cause.executed, *cause.rehearsed.values()]
+        saved = [cause.executed, *cause.rehearsed.values(), cause.of_plan]
         yield f"| {name} | {cell.wanted_percent:g} % | {' | '.join(f'{percent:.0f} %' for percent in saved)} |"
 
 

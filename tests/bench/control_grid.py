@@ -51,7 +51,7 @@ class Row:
         cell: which.
         grain: of the deployed plan.
         ideal: saving of the plan for every instruction where changes are free and exact, per cent.
-        bound: share of it that no control can exceed behind the driver's lock, per cent.
+        bound: share of it that no control of any plan can exceed behind the driver's lock, per cent.
         agent: the deployed plan under the agent.
         marks: the plan for every instruction, set by the host's marks.
         time_error, energy_error: of the rehearsal from the agent's execution, per cent.

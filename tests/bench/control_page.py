@@ -59,8 +59,9 @@ after a profiling sweep, in which each GPU has changed to each clock once. What 
   more in some cells because it is too slow.
 * *Promised*: 95 % of the saving where a change, until the last GPU of a stage has it, takes less than a fifth of a
   forward, 85 % below a forward, else 60 %. Bold where a framework's agent falls short.
-* *Bound*: the share of the saving that no control of the plan for every instruction can exceed behind the driver's
-  lock, even if it knew the future and each latency. The latencies themselves, which nobody knows ahead, are not in it:
+* *Bound*: the share of the saving that no control can exceed behind the driver's lock, of any plan whose iterations
+  take half a per cent longer in the mean, even if it knew the future and each latency. That time alone is worth five
+  to seven per cent. The latencies themselves, which nobody knows ahead, are not in it:
   [what falls short](#what-falls-short) shows how much they take.
 * *Rehearsed*: by how much the rehearsal is above the agent's execution: median time, and mean energy; the worst of the
   three frameworks.
@@ -72,7 +73,8 @@ after a profiling sweep, in which each GPU has changed to each clock once. What 
 What plans would save, as rehearsed, in the cells above that save less than is promised: on the hardware as it is, if
 each latency were its median, if calls took no time, and both. What *no scatter* saves more than *as it is* is lost
 because nobody knows ahead how long the next change takes; what *no calls* saves more, because GPUs wait for each
-other's calls.
+other's calls. *Plan for every instruction*: proven; what no control of that plan can exceed behind the driver's lock,
+even if it knew the future and each latency.
 
 {causes}
 {tables}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perseus_agent.devices.base import EventReason
 from perseus_sim.execution.agent_control import VirtualDevice
-from perseus_sim.execution.bound import least_work_j, mean_call_s
+from perseus_sim.execution.bound import least_energy_j, least_work_j, mean_call_s
 from perseus_sim.execution.controls import DefaultClocks, GpuMarks, HostMarks, Ideal
 from perseus_sim.execution.executor import Control, Executor
 from perseus_sim.execution.hosts import Framework, Hosts
@@ -21,6 +21,8 @@ from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverLock, Switches
 from perseus_sim.profiles import profile_csv
+from perseus_solver.certify import deadline_bound
+from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
@@ -285,6 +287,33 @@ def test_fewer_calls_never_save_more(calls: list[float]) -> None:
     line = pipeline(4)
     bounds = [least_work_j(line, count) for count in sorted(calls)]
     assert all(more <= fewer + 1e-6 for fewer, more in pairwise(bounds))
+
+
+@given(planned(), st.integers(0, 1_000), st.integers(1, 8))
+@settings(max_examples=20, deadline=None)
+def test_no_plan_takes_less_than_its_changes_allow(
+    case: tuple[Problem, np.ndarray], seed: int, longest_run: int
+) -> None:
+    problem, choice = case
+    chance = np.random.default_rng(seed)
+    for first, end in pairwise(problem.stage_offset.tolist()):
+        at = first
+        while at < end:  # the same clock for some instructions
+            length = int(chance.integers(1, longest_run + 1))
+            choice[at : at + length] = chance.integers(min(map(len, (o.time_s for o in problem.options))))
+            at += length
+    planner = Planner(problem)
+    planner.frontier(20)
+    outcome = Simulator(problem).run(choice)
+    time_s, energy_j = float(np.asarray(outcome.iteration_time_s)), float(np.asarray(outcome.energy_j))
+    clocks = np.array(clocks_of(problem, choice))
+    changes = max(np.count_nonzero(np.diff(clocks[a:b])) for a, b in pairwise(problem.stage_offset.tolist()))
+    bound_j = least_energy_j(problem, planner.proofs, time_s, float(changes))
+    free_j = least_energy_j(problem, planner.proofs, time_s, 1e9)
+    proven_j = float(deadline_bound(problem, planner.bounds, np.array([time_s]))[0])
+    assert free_j == pytest.approx(proven_j)
+    assert free_j <= bound_j * (1 + 1e-9)
+    assert bound_j <= energy_j * (1 + 1e-9)
 
 
 def test_clocks_change_no_more_often_than_the_lock_lets_through() -> None:
