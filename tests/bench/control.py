@@ -279,7 +279,7 @@ def agent_of(cell: Cell) -> AgentControl:
     return AgentControl(MODELS[cell.gpu].name, MODELS[cell.gpu].clocks_mhz, changes=swept(cell.gpu))
 
 
-def _saved_percent(cell: Cell, energy_j: float) -> float:
+def saved_percent(cell: Cell, energy_j: float) -> float:
     """Return what an energy saves, per cent of the ideal saving."""
     _, default_j, ideal = reference_of(cell)
     return 100 * 100 * (1 - energy_j / default_j) / ideal
@@ -299,12 +299,17 @@ def _certificates(gpu: str, microbatches: int) -> tuple[Certificate, ...]:
 
 def bound_percent(cell: Cell) -> float:
     """Return the share of the ideal saving that no control of any plan can exceed whose iterations take in the mean
-    what counts as no slower, per cent.
+    what counts as no slower, per cent; the same for all frameworks.
     """
+    return _bound_percent(replace(cell, framework=Framework.PYTORCH))
+
+
+@cache
+def _bound_percent(cell: Cell) -> float:
     problem = problem_of(cell.gpu, cell.microbatches, cell.forward_ms)
     time_s = (1 + NO_SLOWDOWN) * reference_of(cell)[0]
     certificates = _certificates(cell.gpu, cell.microbatches)
-    return _saved_percent(cell, least_energy_j(problem, certificates, time_s, _most_changes(cell, time_s)))
+    return saved_percent(cell, least_energy_j(problem, certificates, time_s, _most_changes(cell, time_s)))
 
 
 def bound_of_plan_percent(cell: Cell) -> float:
@@ -313,4 +318,4 @@ def bound_of_plan_percent(cell: Cell) -> float:
     pipeline = Pipeline(problem, instruction_plan(cell).clocks_mhz, MODELS[cell.gpu].max_clock_mhz)
     default_s = reference_of(cell)[0]
     waiting_j = problem.blocking_power_w * pipeline.ranks * default_s
-    return min(100.0, _saved_percent(cell, least_work_j(pipeline, _most_changes(cell, default_s)) + waiting_j))
+    return min(100.0, saved_percent(cell, least_work_j(pipeline, _most_changes(cell, default_s)) + waiting_j))

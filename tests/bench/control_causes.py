@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.control import GPUS, Cell, bound_of_plan_percent, hardware_of, plan_under, reference_of
+from tests.bench.control import GPUS, Cell, bound_of_plan_percent, hardware_of, plan_under, saved_percent
 from tests.bench.control_grid import STORE, Row, stored_grid
 from tests.bench.solver import Result, figure
 
@@ -67,8 +67,7 @@ def better(hardware: Hardware, how: Callable[[SwitchLatency], SwitchLatency]) ->
 
 def rehearsed_percent(cell: Cell, hardware: Hardware) -> float:
     """Return what the plan for this hardware is expected to save on it, per cent of the ideal saving."""
-    _, default_j, ideal = reference_of(cell)
-    return 100 * 100 * (1 - plan_under(cell, hardware).energy_j / default_j) / ideal
+    return saved_percent(cell, plan_under(cell, hardware).energy_j)
 
 
 def short(rows: list[Row]) -> Iterator[Row]:

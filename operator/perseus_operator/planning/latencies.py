@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import mul
 from statistics import median
 from typing import Final
 
@@ -94,8 +93,9 @@ def _own_sigma(of_clocks: Iterable[list[ClockMedian]]) -> float | None:
         few = [one for one in of_gpus if one.changes < ENOUGH_OF_CLOCK]
         logs = [math.log(one.p50_us) for one in few]
         weights = [1 + 2 * (one.changes - 1) / math.pi for one in few]  # of medians of normal values, one over variance
-        centre = sum(map(mul, weights, logs)) / sum(weights) if few else 0.0
-        squares += sum(weight * (log - centre) ** 2 for weight, log in zip(weights, logs, strict=True))
+        both = [*zip(weights, logs, strict=True)]
+        centre = sum(weight * log for weight, log in both) / sum(weights) if few else 0.0
+        squares += sum(weight * (log - centre) ** 2 for weight, log in both)
         freedom += max(len(few) - 1, 0)
     return math.sqrt(squares / freedom) if freedom >= ENOUGH_FOR_TAIL else None
 
