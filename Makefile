@@ -9,11 +9,19 @@ BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
+# Their marks say in which of test, slow and integration they run.
+TESTS := tests/unit tests/laws tests/contract tests/integration
+# Tests run beside each other, a file's tests in its order. A given cluster is shared: there one test runs at a time.
+WORKERS = -n $(or $(JOBS),auto) --dist loadfile
 CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
+WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
+# Where it is set, every process compiles the project's modules anew: seconds for each of the hundreds that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
+.PHONY: help setup demo test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -49,23 +57,32 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this 
 	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
-test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/release --ignore tests/frameworks --ignore tests/newcomer --ignore tests/observability
+test: setup ## Units, laws, contracts, and parts together in one process; ARGS="-k lease" passes arguments to pytest
+	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" $(TESTS) $(ARGS)
+
+slow: setup ## Large plans and long searches, which make test leaves out
+	$(BIN)/pytest $(WORKERS) -m "slow and not processes" $(TESTS) $(ARGS)
+
+integration: setup ## Processes of ours on real sockets: agents, operators, solvers, trainers, commands of the documentation
+	$(BIN)/pytest $(WORKERS) -m processes $(TESTS) $(ARGS)
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
-	$(BIN)/pytest tests/frameworks
+	$(BIN)/pytest tests/frameworks $(ARGS)
 
 example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
 	@$(BIN)/python examples/simulate.py --python $(FRAMEWORKS)/bin/python --output out $(if $(FRAMEWORK),--framework $(FRAMEWORK))
+
+binaries: ## Build all that make e2e, chart-test, cluster and e2e-cluster need beside images, once (needs Go)
+	@$(PYTHON) deploy/control-plane/build.py $(CLUSTER) helm registry prometheus $(WORKLOADS)
 
 control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
 	@$(PYTHON) deploy/control-plane/build.py
 
 e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of `make control-plane`, KUBEBUILDER_ASSETS or KUBECONFIG_E2E
-	$(BIN)/pytest tests/e2e --ignore tests/e2e/test_chaos.py
+	$(BIN)/pytest $(if $(KUBECONFIG_E2E),,$(WORKERS)) tests/e2e --ignore tests/e2e/test_chaos.py $(ARGS)
 
 chaos: setup ## Faults while users edit, on the best API server there is; PERSEUS_SEED=n for others
-	$(BIN)/pytest tests/e2e/test_chaos.py
+	$(BIN)/pytest tests/e2e/test_chaos.py $(ARGS)
 
 cluster: setup ## A real cluster on this machine, NODES=2 of them, with kubelets and containers; IPV6=1 for IPv6 alone (needs Linux, root, Go)
 	@$(BIN)/python deploy/cluster/cluster.py check $(if $(IPV6),--ipv6)
@@ -76,8 +93,8 @@ cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down
 
 e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
-	@$(PYTHON) deploy/control-plane/build.py helm prometheus jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler >/dev/null
-	$(BIN)/pytest $(or $(SUITES),tests/cluster)
+	@$(PYTHON) deploy/control-plane/build.py helm prometheus $(WORKLOADS) >/dev/null
+	$(BIN)/pytest $(or $(SUITES),tests/cluster) $(ARGS)
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
 	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm registry >/dev/null; \

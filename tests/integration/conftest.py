@@ -1,4 +1,9 @@
-"""A Kubernetes API server for integration tests: the embedded one, or the one that PERSEUS_TEST_KUBECONFIG names."""
+"""What integration tests share: an API server, an agent's socket, the NVML shim.
+
+Tests here start processes of ours and have the mark ``processes`` (`make integration`), except the modules of
+``WITHIN_THIS_PROCESS``, which `make test` runs too. The API server is the embedded one, or the one that
+PERSEUS_TEST_KUBECONFIG names.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,35 @@ from perseus_client.session import Session
 from perseus_proto.hello import Hello
 from perseus_sim.gpus.nvml_shim import ShimError, build
 from perseus_sim.processes import Processes
+
+HERE = Path(__file__).parent
+WITHIN_THIS_PROCESS = {
+    "test_client_session.py",
+    "test_device_plugin.py",
+    "test_dynamic_resources.py",
+    "test_nvml_shim.py",
+    "test_operator_rpc.py",
+    "test_peers.py",
+    "test_socket_resource.py",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and item.path.name not in WITHIN_THIS_PROCESS:
+            item.add_marker(pytest.mark.processes)
+
+
+@pytest.fixture(autouse=True)
+def _within_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test without the mark may not start a process of ours."""
+    if request.node.get_closest_marker("processes") is None:
+
+        def refuse(*_arguments: object, **_options: object) -> None:
+            pytest.fail("a module of WITHIN_THIS_PROCESS starts a process")
+
+        monkeypatch.setattr(Processes, "start", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,187 @@
+"""The table of suites in .ci/suites.py: every folder of tests has a suite, and a suite names all that its tests use.
+
+What a suite does not name can change without the suite being run again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {
+    "perseus_agent": "agent",
+    "perseus_client": "client",
+    "perseus_operator": "operator",
+    "perseus_proto": "proto",
+    "perseus_sim": "sim",
+    "perseus_solver": "solver",
+}
+OURS = re.compile(rf"\b(?:{'|'.join(ROOMS)})(?:\.\w+)*")
+"""A module of ours in a test, imported or in a command line."""
+OF_TESTS = re.compile(r"^from (tests(?:\.\w+)*) import|^from tests import (\w+)", re.MULTILINE)
+WITHOUT_SUITE = {"bench": "figures, never part of CI", "doubles": "used by the others"}
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ci_suites", ROOT / ".ci" / "suites.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+ci = _load()
+SUITES: Mapping[str, Any] = {suite.name: suite for suite in ci.SUITES}
+
+
+def _files(*paths: str) -> set[str]:
+    """Tracked and new files under these paths, as git takes them."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
+    return set(subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+@cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*ROOMS)
+
+
+def _rooms(files: Iterable[Path]) -> set[str]:
+    """The rooms that these files of tests use, themselves or by what they import."""
+    graph, seen, waiting, named = _graph(), set[Path](), list(files), set[str]()
+    while waiting:
+        file = waiting.pop()
+        if file in seen or not file.exists():
+            continue
+        seen.add(file)
+        text = file.read_text(encoding="utf-8")
+        named.update(OURS.findall(text))
+        waiting += [
+            ROOT.joinpath(*(module or f"tests.{name}").split(".")).with_suffix(".py")
+            for module, name in OF_TESTS.findall(text)
+        ]
+    used = set[str]()
+    for name in named:
+        module = name
+        while module not in graph.modules:
+            module = module.rpartition(".")[0]
+        used |= {module} | graph.find_upstream_modules(module)
+    return {ROOMS[module.partition(".")[0]] for module in used}
+
+
+def test_every_folder_of_tests_has_a_suite() -> None:
+    folders = {Path(file).parts[1] for file in _files("tests/*/*.py")} - set(WITHOUT_SUITE)
+    always = {"unit", "laws", "contract"}  # make test
+    named = {path.removeprefix("tests/") for suite in SUITES.values() for path in suite.inputs}
+    assert folders - always - named == set()
+
+
+def test_every_suite_is_a_command_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    commands = [suite.command for suite in SUITES.values()] + [p.command for p in ci.PREPARATIONS.values()]
+    named = {target for command in commands for target in re.findall(r"\bmake ((?:[a-z0-9-]+ ?)+)", command)}
+    assert {target for group in named for target in group.split()} - targets == set()
+
+
+def test_every_input_exists() -> None:
+    nowhere = {(suite.name, path) for suite in SUITES.values() for path in suite.inputs if not _files(path)}
+    assert nowhere == set()
+    assert [path for path in ci._COMMON if not _files(path)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["integration", "e2e", "chart-test", "release-test", "observability-test", "e2e-cluster"]
+)
+def test_a_suite_names_every_room_that_its_tests_use(name: str) -> None:
+    inputs = SUITES[name].inputs
+    folders = [path for path in inputs if re.fullmatch(r"tests/\w+", path) and path != "tests/doubles"]
+    tests = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    assert tests
+    assert _rooms(tests) - set(inputs) == set()
+
+
+class _Repository:
+    """A repository with one suite, for the memory of green runs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.cache = folder / "repository", folder / "cache" / "green.json"
+        self.folder.mkdir()
+        monkeypatch.setattr(ci, "ROOT", self.folder)
+        self.git("init", "-q")
+        self.git("config", "user.email", "a@b")
+        self.git("config", "user.name", "a")
+        self.suite = ci.Suite("solver", "make solver", ("solver",))
+
+    def git(self, *arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=self.folder, check=True, capture_output=True)
+
+    def commit(self, path: str, text: str) -> None:
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        self.git("add", ".")
+        self.git("commit", "-q", "-m", "x")
+
+    @property
+    def green(self) -> Any:
+        return ci.GreenRuns(self.cache)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Repository:
+    made = _Repository(tmp_path, monkeypatch)
+    made.commit("solver/a.py", "1")
+    return made
+
+
+def test_a_suite_runs_until_it_is_green_and_again_when_an_input_changes(repository: _Repository) -> None:
+    assert not repository.green.covering(repository.suite)
+    repository.green.record(repository.suite)
+    assert repository.green.covering(repository.suite)
+    repository.commit("docs/a.md", "no input of the suite")
+    assert repository.green.covering(repository.suite)
+    repository.commit("solver/a.py", "2")
+    assert not repository.green.covering(repository.suite)
+    repository.green.record(repository.suite)
+    repository.commit("pyproject.toml", "an input of every suite")
+    assert not repository.green.covering(repository.suite)
+
+
+def test_a_suite_without_inputs_always_runs(repository: _Repository) -> None:
+    suite = ci.Suite("test", "make test")
+    repository.green.record(suite)
+    assert not repository.green.covering(suite)
+
+
+def test_uncommitted_changes_are_neither_covered_nor_remembered(repository: _Repository) -> None:
+    repository.green.record(repository.suite)
+    (repository.folder / "solver" / "new.py").write_text("1")
+    assert not repository.green.covering(repository.suite)
+    repository.green.record(repository.suite)
+    repository.commit("solver/new.py", "1")
+    assert not repository.green.covering(repository.suite)
+
+
+def test_a_commit_that_this_clone_lacks_covers_nothing(repository: _Repository) -> None:
+    repository.green.record(repository.suite)
+    repository.cache.write_text(re.sub(r"[0-9a-f]{40}", "0" * 40, repository.cache.read_text()))
+    assert not repository.green.covering(repository.suite)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"machine": "another", "commits": {"solver": "HEAD"}}'])
+def test_a_damaged_memory_or_another_machines_covers_nothing(repository: _Repository, text: str) -> None:
+    repository.cache.parent.mkdir()
+    repository.cache.write_text(text)
+    assert not repository.green.covering(repository.suite)
