@@ -1,6 +1,9 @@
-"""API servers for end-to-end tests: each test runs on the embedded one and on a real one, or is skipped with a reason.
+"""API servers for end-to-end tests: the real one where there is one, else the embedded one.
 
 The real one is the cluster that KUBECONFIG_E2E names, or a control plane that the tests start (``make control-plane``).
+Tests with the mark ``on_both`` run on both: enough of them that the embedded server remains one on which an operator
+and its users can work.
+
 The fixture ``world`` is one PerseusJob and an operator process. On a server with RBAC the operator runs under its own
 service account with only the chart's rules.
 """
@@ -8,6 +11,8 @@ service account with only the chart's rules.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +32,7 @@ from tests.waiting import eventually
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
-from perseus_sim.cluster.control_plane import NoControlPlane
+from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.processes import Child, Processes
@@ -50,19 +55,47 @@ BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 CLASSES = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
 
 
+EMBEDDED, REAL = "embedded", "real"
+START = {EMBEDDED: embedded_server, REAL: real_server}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): skip with a message where the API server lacks one of them")
+    config.addinivalue_line("markers", "on_both: run on the embedded API server too where there is a real one")
 
 
-@pytest.fixture(scope="session", params=["embedded", "real"])
+@functools.cache
+def no_real_server() -> str:
+    """Why there is no real API server; empty if there is one."""
+    if "KUBECONFIG_E2E" in os.environ:
+        return ""
+    try:
+        find_assets()
+    except NoControlPlane as missing:
+        return str(missing)
+    return ""
+
+
+def pytest_report_header() -> str:
+    missing = no_real_server()
+    return f"API server: embedded; NOT RUN on a real one: {missing}" if missing else "API server: a real one"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    servers = [EMBEDDED] if no_real_server() else [REAL]
+    if metafunc.definition.get_closest_marker("on_both"):
+        servers = sorted({EMBEDDED, *servers})
+    for fixture, scope in (("server", "session"), ("cluster", "function")):
+        if fixture in metafunc.fixturenames and fixture not in chosen:
+            metafunc.parametrize(fixture, servers, indirect=True, scope=scope)
+
+
+@pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The API server of the test."""
-    start = {"embedded": embedded_server, "real": real_server}[request.param]
-    try:
-        with start(tmp_path_factory.mktemp(request.param)) as running:
-            yield running
-    except NoControlPlane as missing:
-        pytest.skip(f"not run on a real API server: {missing}")
+    with START[request.param](tmp_path_factory.mktemp(request.param)) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -83,15 +116,15 @@ def api(server: Server) -> Iterator[Any]:
         yield connection
 
 
-@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
+@pytest.fixture
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
-    """A simulated cluster on each API server, never on a given one, where tests must not make nodes."""
+    """A simulated cluster on the API server, never on a given one, where tests must not make nodes."""
     monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
     try:
-        with SimulatedCluster(server=request.param) as running:
+        with SimulatedCluster(server=START[request.param]) as running:
             yield running
     except NoControlPlane as missing:
-        pytest.skip(f"not run on a real API server: {missing}")
+        pytest.skip(f"not run on a control plane of this machine: {missing}")
 
 
 @pytest.fixture

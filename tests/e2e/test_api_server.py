@@ -26,7 +26,7 @@ from perseus_operator.errors import InvalidSpec
 from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature, Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.on_both]
 
 SAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "samples" / "perseusjob.yaml"
 MINIMAL: dict[str, Any] = {

@@ -32,6 +32,7 @@ SYSTEM = "perseus-system"
 STAGES = 2
 
 
+@pytest.mark.on_both
 def test_a_condition_reports_an_error_until_it_is_corrected(world: Any) -> None:
     generation = world.create()["metadata"]["generation"]
     message = world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
@@ -74,6 +75,7 @@ def test_an_invalid_edit_is_refused_and_the_job_goes_on(world: Any, server: Serv
     assert world.conditions()["FrontierReady"]["status"] == "True"
 
 
+@pytest.mark.on_both
 def test_a_restarted_operator_restores_the_state_of_the_last_one(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()

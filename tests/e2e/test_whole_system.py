@@ -13,7 +13,7 @@ from tests.e2e.conftest import absent
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
-from perseus_sim.cluster.api_servers import Feature, real_server
+from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv
@@ -103,6 +103,7 @@ def system(cluster: SimulatedCluster) -> System:
     return System(cluster)
 
 
+@pytest.mark.on_both
 def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
     system.apply(objective={"type": "MinEnergy"})
     system.await_true("a plan is in force", lambda: system.has_condition("PlanApplied", "True", "PlanInForce"))
@@ -122,7 +123,7 @@ def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
         assert [request for request in requests if request.code in (401, 403)] == []
 
 
-@pytest.mark.parametrize("cluster", [real_server], indirect=True, ids=["real"])
+@pytest.mark.parametrize("cluster", ["real"], indirect=True)
 def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     plane = system.cluster.server.plane
     assert plane is not None
