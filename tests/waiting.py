@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 T = TypeVar("T")
 
 

@@ -22,7 +22,7 @@ import yaml
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 from tests.doubles.process_node import ProcessNode
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature, Server, real_server
@@ -63,7 +63,7 @@ class Helm:
             capture_output=True,
             text=True,
             check=False,
-            timeout=90,
+            timeout=PATIENCE_S,
         )
         if done.returncode != 0:
             raise HelmFailed(done.stderr + done.stdout)
@@ -120,7 +120,7 @@ def api(server: Server) -> Iterator[Any]:
         yield connection
 
 
-def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> None:
+def until(what: str, check: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
     """Wait until a check returns true; fail after ``timeout_s``."""
     eventually(check, f"not yet: {what}", every_s=0.2, patience_s=timeout_s)
 

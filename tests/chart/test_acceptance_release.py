@@ -17,7 +17,6 @@ from perseus_agent.devices.nvml import may_write
 from perseus_proto import keys
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not may_write(), reason="the agent rightly refuses to set clocks without CAP_SYS_ADMIN"),
 ]
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"

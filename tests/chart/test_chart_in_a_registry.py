@@ -18,7 +18,6 @@ from tests.chart.conftest import CHART, CRDS, NAMESPACE, Helm, delete_definition
 from release_build.registry import Registry, serving
 from release_build.sources import export
 
-pytestmark = pytest.mark.timeout(600)
 ROOT = CHART.parents[1]
 VERSION, BEFORE = "0.1.0", "0.1.0-before"
 

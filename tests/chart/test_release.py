@@ -27,6 +27,7 @@ from kubernetes.dynamic.exceptions import NotFoundError
 from tests.chart.conftest import CRD, CRDS, delete_definitions, secrets, until
 from tests.doubles.process_node import ProcessNode
 from tests.rights import OCCASIONAL, lacking
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.devices.nvml import may_write
 from perseus_operator.servers.webhook import WEBHOOK_ID
@@ -34,8 +35,6 @@ from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Server
-
-pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART, NAMESPACE = ROOT / "charts" / "perseus", "perseus-system"
@@ -226,7 +225,7 @@ def test_the_webhook_is_installed_renewed_and_removed(
         }  # fmt: skip
         try:
             with (
-                socket.create_connection((node.address_of("perseus-operator"), 9443), timeout=10) as plain,
+                socket.create_connection((node.address_of("perseus-operator"), 9443), timeout=PATIENCE_S) as plain,
                 tls.wrap_socket(plain, server_hostname=host) as secure,
             ):
                 connection = http.client.HTTPConnection(host)
@@ -331,7 +330,9 @@ def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], call
     options = [("grpc.ssl_target_name_override", "perseus-agent")]
     with grpc.secure_channel(address, credentials, options) as channel:
         try:
-            described = agent_pb2_grpc.AgentStub(channel).DescribeNode(agent_pb2.DescribeNodeRequest(), timeout=10)
+            described = agent_pb2_grpc.AgentStub(channel).DescribeNode(
+                agent_pb2.DescribeNodeRequest(), timeout=PATIENCE_S
+            )
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-import pytest
 from kubernetes import client
 from tests.chart.conftest import CHART, NAMESPACE, delete_definitions, secrets, until
 from tests.doubles.process_node import ProcessNode
+from tests.waiting import PATIENCE_S
 
 from perseus_proto.v1alpha1 import operator_pb2, operator_pb2_grpc
 
-pytestmark = pytest.mark.timeout(600)
 CALLER = "perseus-infrastructure-tls"
 
 
@@ -36,7 +35,7 @@ def declare(node: ProcessNode, port: int, secret: dict[str, str]) -> grpc.Status
     except KeyError:
         return None
     with grpc.secure_channel(f"{address}:{port}", credentials, options) as channel:
-        future = operator_pb2_grpc.OperatorStub(channel).SetStraggler.future(request, timeout=10)
+        future = operator_pb2_grpc.OperatorStub(channel).SetStraggler.future(request, timeout=PATIENCE_S)
         future.exception()
         code: grpc.StatusCode = future.code()
         return code

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.waiting import PATIENCE_S
 
 from perseus_proto.dra import dra_pb2 as messages
 from perseus_proto.dra import dra_pb2_grpc as stubs
@@ -117,19 +118,19 @@ class ClaimKubelet:
         socket = self.folder / f"{driver}.sock"
         with grpc.insecure_channel(f"unix:{socket}") as channel:
             stub = registration_stubs.RegistrationStub(channel)
-            info: registration.PluginInfo = stub.GetInfo(registration.InfoRequest(), timeout=30)
+            info: registration.PluginInfo = stub.GetInfo(registration.InfoRequest(), timeout=PATIENCE_S)
             status = registration.RegistrationStatus(plugin_registered=not self.refusal, error=self.refusal)
-            stub.NotifyRegistrationStatus(status, timeout=30)
+            stub.NotifyRegistrationStatus(status, timeout=PATIENCE_S)
         return info
 
     @staticmethod
     def prepare(endpoint: str, *claims: messages.Claim) -> dict[str, messages.NodePrepareResourceResponse]:
         with grpc.insecure_channel(f"unix:{endpoint}") as channel:
             request = messages.NodePrepareResourcesRequest(claims=claims)
-            return dict(stubs.DRAPluginStub(channel).NodePrepareResources(request, timeout=30).claims)
+            return dict(stubs.DRAPluginStub(channel).NodePrepareResources(request, timeout=PATIENCE_S).claims)
 
     @staticmethod
     def unprepare(endpoint: str, *claims: messages.Claim) -> dict[str, messages.NodeUnprepareResourceResponse]:
         with grpc.insecure_channel(f"unix:{endpoint}") as channel:
             request = messages.NodeUnprepareResourcesRequest(claims=claims)
-            return dict(stubs.DRAPluginStub(channel).NodeUnprepareResources(request, timeout=30).claims)
+            return dict(stubs.DRAPluginStub(channel).NodeUnprepareResources(request, timeout=PATIENCE_S).claims)

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
 from tests.doubles.fleet import Fleet, LightJob, LightRank, Work
+from tests.waiting import PATIENCE_S
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
@@ -52,12 +53,12 @@ class Operator:
 
     def scrape(self, path: str = "/metrics") -> str:
         """Its metrics, or a probe's answer."""
-        with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def page(self, path: str) -> Any:
         """A document of its page, where it serves one."""
-        with urllib.request.urlopen(f"http://{self.web}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{self.web}{path}", timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def metric(self, name: str) -> float:

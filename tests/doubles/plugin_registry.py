@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.waiting import PATIENCE_S
 
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
@@ -69,5 +70,5 @@ class PluginRegistry(stubs.RegistrationServicer):
         with grpc.insecure_channel(f"unix:{self.folder / self._endpoint}") as channel:
             wanted = messages.ContainerAllocateRequest(devices_ids=names)
             request = messages.AllocateRequest(container_requests=[wanted])
-            answer: messages.AllocateResponse = stubs.DevicePluginStub(channel).Allocate(request, timeout=30)
+            answer: messages.AllocateResponse = stubs.DevicePluginStub(channel).Allocate(request, timeout=PATIENCE_S)
         return answer.container_responses[0]

@@ -33,7 +33,7 @@ def main() -> None:
         gpu_uuid=arguments["gpu"] or None,
         timing="synchronised",  # an instruction is over when its call returns
     )
-    session.wait_connected(60)
+    session.wait_connected(180)
     for iteration in range(arguments["iterations"]):
         if arguments["check_every"] and iteration % arguments["check_every"] == arguments["check_every"] - 1:
             with session.default_clocks():

@@ -27,7 +27,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config
 from kubernetes.utils import create_from_dict
 from tests.namespaces import own_namespace
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
@@ -247,7 +247,7 @@ class World:
             *arguments,
         ]
         self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
-        self.operator.wait_until(ready.exists, 60)
+        self.operator.wait_until(ready.exists, PATIENCE_S)
 
     def stop_operator(self) -> None:
         assert self.operator is not None
@@ -351,7 +351,7 @@ class World:
     def events(self) -> list[Any]:
         return [e for e in self.core.list_namespaced_event(self.namespace).items if e.involved_object.name == "gpt3"]
 
-    def until(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def until(self, what: str, check: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Wait until a check returns true; fail with the operator's log after ``timeout_s`` or when it ends."""
         deadline = time.monotonic() + timeout_s
 

@@ -13,7 +13,7 @@ import pytest
 import urllib3
 import yaml
 from kubernetes import client
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.cluster.control_plane import NoControlPlane, control_plane, find_assets
@@ -75,7 +75,7 @@ def test_no_process_outlives_its_owner(assets: Path, tmp_path: Path, end: signal
         children = children_of(owner.pid)
         assert len(children) >= 2
         owner.send_signal(end)
-        owner.wait(60)
+        owner.wait(PATIENCE_S)
         eventually(lambda: all(gone(child) for child in children))
         if end != signal.SIGKILL:
             assert owner.returncode == 0

@@ -21,7 +21,7 @@ from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 NAME: Final = f"{keys.PLURAL}.{keys.API_GROUP}"

@@ -26,7 +26,7 @@ from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 SYSTEM = "perseus-system"
 STAGES = 2

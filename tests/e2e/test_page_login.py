@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_operator.servers.web.access import REMEMBERED_S
 from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, SimulatedCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 RBAC = "rbac.authorization.k8s.io"
@@ -42,7 +42,7 @@ class Page:
     def ask(self, path: str, token: str = "") -> tuple[int, Any]:
         request = urllib.request.Request(self._base + path, headers={"Authorization": f"Bearer {token}"})
         try:
-            with urllib.request.urlopen(request, timeout=30, context=self._context) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self._context) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as refused:
             with refused:

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client
+from tests.waiting import PATIENCE_S
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 PROGRAM = Path(sys.executable).with_name("kubectl-perseus")
 USER_ROLES = Path(__file__).resolve().parents[2] / "charts" / "perseus" / "templates" / "user-roles.yaml"
@@ -38,7 +39,7 @@ def perseus(server: Server, namespace: str) -> Run:
     def run(*arguments: str, kubeconfig: Path = server.kubeconfig) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "100"}
         command = [str(PROGRAM), *arguments, "-n", namespace]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     return run
 
@@ -154,6 +155,6 @@ def test_kubectl_finds_it(world: Any, server: Server, namespace: str) -> None:
     world.until_condition("Ready", "True", "Ready")
     environment = {"PATH": str(PROGRAM.parent), "KUBECONFIG": str(server.kubeconfig)}
     command = [kubectl, "perseus", "frontier", "gpt3", "-n", namespace, "-o", "yaml"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert answer.returncode == 0, answer.stderr
     assert yaml.safe_load(answer.stdout)["job"] == f"{namespace}/gpt3"

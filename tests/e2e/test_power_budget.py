@@ -18,7 +18,7 @@ from tests.waiting import eventually
 from perseus_proto import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)

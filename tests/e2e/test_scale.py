@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 from perseus_sim.cluster.api_servers import embedded_server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 SMALL = Size(agents=50, jobs=25, iteration_s=2.0, steady_s=10.0, edits_per_s=10.0, patience_s=2 * PATIENCE_S)
 

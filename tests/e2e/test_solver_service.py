@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from kubernetes import client
 from tests.e2e.conftest import absent, train_two_stages
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_proto import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.processes import Child
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 JOBS = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
@@ -44,7 +44,7 @@ class Worker:
         self.address, self._metrics = addresses["address"], addresses["metrics"]
 
     def solved(self) -> float:
-        with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=PATIENCE_S) as answer:
             lines: list[str] = answer.read().decode().splitlines()
         name = 'perseus_solver_work_total{outcome="answered",task="solve"}'
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.needs(Feature.CONTROLLERS)
-@pytest.mark.timeout(600)  # a real garbage collector takes its time
 def test_the_embedded_servers_tests_pass_on_the_real_server(server: Server) -> None:
     programs = [str(server.plane.assets)] if server.plane else []
     path = os.pathsep.join([*programs, os.environ["PATH"]])

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from kubernetes import client
 from tests.e2e.conftest import SYSTEM
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Server
 from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 NAME = "perseus-webhook"
 PORT = 9443
@@ -137,7 +137,7 @@ def operator(
     admission = client.AdmissionregistrationV1Api(api)
     with Processes(folder) as processes:
         child = processes.start("operator", command, environment={"KUBECONFIG": str(operator_kubeconfig)})
-        child.wait_until(lambda: "admission webhook served" in child.log.read_text(), 60)
+        child.wait_until(lambda: "admission webhook served" in child.log.read_text(), PATIENCE_S)
         admission.create_mutating_webhook_configuration(configuration(authority))
         try:
             yield child, folder

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from tests.e2e.conftest import absent
+from tests.waiting import PATIENCE_S
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
@@ -21,7 +22,7 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 A100 = MODELS["a100"]
@@ -83,7 +84,7 @@ class System:
         self.await_true("training goes on", lambda: self.training.training.iteration > begun + 2)
         assert self.training.training.failure is None
 
-    def await_true(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def await_true(self, what: str, check: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not check():
             if time.monotonic() > deadline:

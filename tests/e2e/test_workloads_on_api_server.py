@@ -22,7 +22,7 @@ from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.profiles import profile_csv
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 NAME = "train"
 JOB_SET, KUBEFLOW, LWS = "jobset.sigs.k8s.io", "training.kubeflow.org", "leaderworkerset.sigs.k8s.io"

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,14 @@ def _within_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
             pytest.fail("a module of WITHIN_THIS_PROCESS starts a process")
 
         monkeypatch.setattr(Processes, "start", refuse)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short name: a path of a Unix socket has 107 bytes at most, and pytest's own folders are deep."""
+    folder = Path(tempfile.mkdtemp(prefix="perseus-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

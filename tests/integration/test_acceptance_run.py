@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.doubles.recording_node import wait_for
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.acceptance.report import SCHEMA
 from perseus_agent.clocks.journal import JournalLock, decode_journal
@@ -54,7 +55,7 @@ def accept(shim: Shim, journal: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def finished(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
-    output, errors = process.communicate(timeout=180)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, errors
     return output, errors
 

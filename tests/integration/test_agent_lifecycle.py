@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.lifecycle import SILENT_S
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -93,7 +94,7 @@ class Job:
 
 def keeper_watches(node: RecordingNode) -> bool:
     """What the agent's metrics say."""
-    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=60) as page:
+    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=PATIENCE_S) as page:
         [value] = re.findall(r"^perseus_agent_keeper_watches\{.*\} (.*)$", page.read().decode(), re.MULTILINE)
     return bool(float(value))
 
@@ -134,7 +135,7 @@ def test_sigterm_gives_everything_back_before_the_agent_leaves(node: RecordingNo
     agent = node.start_agent()
     Job(node).advance("run")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 0, node.log()
+    assert agent.wait(PATIENCE_S) == 0, node.log()
     assert_all_given_back(node)
     assert not Path(node.socket).exists()
     assert "Traceback" not in node.log()
@@ -155,9 +156,9 @@ stop = threading.Event()
 stop._cond = Slow(threading.Lock())
 stop_on_signals(stop)
 os.kill(os.getpid(), signal.SIGTERM)
-sys.exit(0 if stop.wait(60) else 3)
+sys.exit(0 if stop.wait(150) else 3)
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=90, cwd=tmp_path, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, cwd=tmp_path, check=False).returncode == 0
 
 
 def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_what_is_owed(
@@ -168,7 +169,7 @@ def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_w
     fault = node.folder / "gpu" / f"{gpu_uuid(0)}.fault"
     fault.write_text("hang 600")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 1, node.log()
+    assert agent.wait(PATIENCE_S) == 1, node.log()
     assert node.locked()[gpu_uuid(1)] is None
     fault.unlink()
     node.start_agent()
@@ -203,7 +204,7 @@ def test_an_agent_that_is_silent_is_ended_and_its_gpus_are_given_back(node: Reco
     agent = node.start_agent()
     Job(node).advance("run")
     os.kill(node.agent_pid, signal.SIGSTOP)  # as a process that gets no processor, or hangs
-    assert agent.wait(60) == -signal.SIGKILL
+    assert agent.wait(PATIENCE_S) == -signal.SIGKILL
     assert_all_given_back(node)
 
 
@@ -215,7 +216,7 @@ def test_a_silent_agent_that_owes_nothing_is_left_alone(node: RecordingNode) -> 
         agent.wait(2 * SILENT_S)
     os.kill(node.agent_pid, signal.SIGCONT)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE_S) == 0
 
 
 def test_a_keeper_that_was_stopped_and_goes_on_leaves_its_agent_alone(node: RecordingNode) -> None:
@@ -231,7 +232,7 @@ def test_a_keeper_that_was_stopped_and_goes_on_leaves_its_agent_alone(node: Reco
     assert agent.poll() is None
     assert job.running()
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(20) == 0
+    assert agent.wait(PATIENCE_S) == 0
 
 
 def test_an_agent_whose_keeper_was_killed_goes_on_and_the_next_keeper_protects_it(node: RecordingNode) -> None:
@@ -278,7 +279,7 @@ def test_a_keeper_that_is_to_stop_ends_after_its_agent(node: RecordingNode) -> N
     assert node.keeper
     node.keeper.send_signal(signal.SIGTERM)
     node.kill_agent()
-    assert node.keeper.wait(60) == 0
+    assert node.keeper.wait(PATIENCE_S) == 0
     assert_all_given_back(node)
     assert agent.poll() is not None
 
@@ -333,11 +334,11 @@ def test_only_one_agent_runs_on_a_node(node: RecordingNode) -> None:
     second = node.start_agent(wait=False)
     wait_for(lambda: "another agent, or its keeper, holds" in node.log(), "the second one waits")
     second.send_signal(signal.SIGTERM)
-    assert second.wait(60) == 0
+    assert second.wait(PATIENCE_S) == 0
 
 
 def test_a_driver_replaced_under_the_agent_ends_it_with_a_code_of_its_own(node: RecordingNode) -> None:
     agent = node.start_agent()
     (node.folder / "gpu" / f"{gpu_uuid(0)}.fault").write_text("DriverMismatch")
-    assert agent.wait(60) == 3, node.log()
+    assert agent.wait(PATIENCE_S) == 3, node.log()
     assert "driver replaced" in node.log()

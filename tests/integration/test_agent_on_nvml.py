@@ -9,6 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -66,7 +67,7 @@ def test_a_plan_becomes_clocks_and_measured_energy_and_ends_with_the_trainer(nod
     seen: set[int] = set()
     wait_for(lambda: seen.add(shim.get(0, "clock_mhz")) or {1200, 900} <= seen, "both clocks were run at")
     with node.stub() as stub:
-        watch = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=60)
+        watch = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=PATIENCE_S)
         report = next(
             event.iteration
             for batch in watch
@@ -128,7 +129,7 @@ def test_an_agent_leaves_gpus_that_were_replaced_by_others(
         agent = node.start_agent("--devices=nvml")
         assert agent.poll() is None
         make_gpus(gpus, "node-a", 2, MODELS["a100"], nvml_library)
-        assert agent.wait(60) != 0
+        assert agent.wait(PATIENCE_S) != 0
         assert "the GPU driver was replaced since the agent started" in node.log()
         node.start_agent("--devices=nvml")
         with node.stub() as stub:

@@ -19,6 +19,7 @@ import grpc
 import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
 from tests.doubles.recording_trainer import schedule_of
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.clocks.telemetry import MAX_WATCHERS
 from perseus_agent.lifecycle import COMMAND_THREADS
@@ -216,7 +217,7 @@ def test_streams_of_selections_leave_threads_for_commands(stub: Any) -> None:
     silent = threading.Event()
 
     def nothing() -> Iterator[messages.SelectPlanRequest]:
-        silent.wait(60)
+        silent.wait(PATIENCE_S)
         yield from ()
 
     streams = [stub.SelectPlans(nothing()) for _ in range(MAX_SELECTORS + COMMAND_THREADS + MAX_WATCHERS)]
@@ -498,6 +499,6 @@ def test_a_rank_gets_in_though_others_connect_without_a_pause(stub: Any, node: R
 
 def refusals(node: RecordingNode) -> float:
     """Connections that the agent has refused."""
-    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     return float(re.search(r"^perseus_agent_refused_peers_total(?:{.*})? (\S+)$", text, re.MULTILINE)[1])

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.doubles.recording_node import JOB, RecordingNode
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
 from perseus_operator.clients.agent_messages import StreamOpened
@@ -75,13 +76,13 @@ def code_of(stub: Any) -> tuple[grpc.StatusCode, str]:
     pod = messages.Pod(uid="uid", namespace="ns", name="pod")
     lease = messages.AcquireLeaseRequest(job_uid=JOB, job_name="a/b", epoch=1, ttl_ms=1000, pods=[pod])
     with pytest.raises(grpc.RpcError) as error:
-        stub.AcquireLease(lease, timeout=60)
+        stub.AcquireLease(lease, timeout=PATIENCE_S)
     return error.value.code(), dict(error.value.trailing_metadata() or ()).get(ERROR_METADATA, "")
 
 
 def test_only_the_operator_may_command(node: RecordingNode, authority: Authority) -> None:
     with caller(node, authority, operator(authority)) as stub:
-        assert stub.DescribeNode(messages.DescribeNodeRequest(), timeout=60).node_name == "node-under-test"
+        assert stub.DescribeNode(messages.DescribeNodeRequest(), timeout=PATIENCE_S).node_name == "node-under-test"
     for wrong in (
         authority.issue("somebody", hosts=("another-workload",), client=True),
         authority.issue("perseus-operator", client=True),  # the common name counts for nothing
@@ -89,7 +90,7 @@ def test_only_the_operator_may_command(node: RecordingNode, authority: Authority
         with caller(node, authority, wrong) as stub:
             assert code_of(stub) == (grpc.StatusCode.PERMISSION_DENIED, "NotAuthorised")
             with pytest.raises(grpc.RpcError, match="PERMISSION_DENIED"):
-                next(stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=60))
+                next(stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=PATIENCE_S))
     stranger = Authority("elsewhere")
     for pair in (None, operator(stranger)):
         with caller(node, authority, pair) as stub:
@@ -107,12 +108,12 @@ def test_a_rotation_needs_no_restart_and_a_broken_one_keeps_the_old_certificate(
     successor = Authority("cluster, renewed")
     secret.write(successor, successor.issue("perseus-agent", hosts=HOSTS))
     with caller(node, successor, operator(successor)) as stub:
-        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=60)
+        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=PATIENCE_S)
     with caller(node, authority, operator(authority)) as stub:
         assert code_of(stub)[0] is grpc.StatusCode.UNAVAILABLE
     (secret.folder / "key").unlink()
     with caller(node, successor, operator(successor)) as stub:
-        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=60)
+        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=PATIENCE_S)
     assert "certificates unreadable" in node.log()
 
 
@@ -126,7 +127,7 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
     address = node.addresses["grpc"]
 
     async def renew() -> None:
-        pool = AgentPool(files, timeout_s=60.0)
+        pool = AgentPool(files, timeout_s=PATIENCE_S)
         pod = Pod("uid", "ns", "pod", "node", "job", {})
         lease = {"job_uid": JOB, "job_name": "a/b", "ttl_s": 60.0, "pods": [pod]}
         await pool.acquire(address, epoch=1, **lease)
@@ -159,8 +160,8 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
 
 def test_without_certificates_and_without_the_word_insecure_it_does_not_start(tmp_path: Path) -> None:
     with RecordingNode.open(tmp_path / "node", gpus=1) as node:
-        assert node.start_agent(secure=True, wait=False).wait(60) == 2
+        assert node.start_agent(secure=True, wait=False).wait(PATIENCE_S) == 2
         missing = [f"--tls-{name}={tmp_path / 'nowhere'}" for name in ("cert", "key", "ca")]
-        assert node.start_agent(*missing, secure=True, wait=False).wait(60) == 2
+        assert node.start_agent(*missing, secure=True, wait=False).wait(PATIENCE_S) == 2
         for flag in ("--tls-cert", "--tls-key", "--tls-ca"):  # all problems at once
             assert f"{flag}: cannot read" in node.log()

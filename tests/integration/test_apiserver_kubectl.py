@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.waiting import PATIENCE_S
 
 Kubectl = Callable[..., str]
 
@@ -67,7 +68,7 @@ def kubectl(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Kubec
             input=yaml.safe_dump(manifest) if manifest else None,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr

@@ -51,7 +51,11 @@ def come_and_go(path: str) -> None:
 def test_agents_that_come_and_go_leak_no_descriptors_and_success_is_said_once(agent_socket: Path) -> None:
     script = "import sys; from tests.integration.test_client_processes import come_and_go; come_and_go(sys.argv[1])"
     done = subprocess.run(
-        [sys.executable, "-c", script, str(agent_socket)], cwd=ROOT, check=True, timeout=90, stderr=subprocess.PIPE
+        [sys.executable, "-c", script, str(agent_socket)],
+        cwd=ROOT,
+        check=True,
+        timeout=PATIENCE_S,
+        stderr=subprocess.PIPE,
     )
     # Logging is not set up there: what is no warning would be dropped.
     said = done.stderr.decode().splitlines()
@@ -127,7 +131,7 @@ def test_a_forked_child_is_a_stranger_and_does_not_keep_the_connection_open(
 PARENT_OF_A_WORKER = """
 import os, sys, time, perseus_client
 session = perseus_client.connect(0, 0, schedule=[("forward", 0, 0)], socket_path=sys.argv[1])
-assert session.wait_connected(60)
+assert session.wait_connected(180)
 child = os.fork()
 if child == 0:
     time.sleep(600)
@@ -157,4 +161,4 @@ def test_the_agent_never_preempts_the_thread_that_wakes_it() -> None:
         "thread = threading.Thread(target=lambda: policies.append(os.sched_getscheduler(0))); thread.start();"
         "thread.join(); assert policies == [os.SCHED_BATCH] == [os.sched_getscheduler(0)], policies"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=90)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)

@@ -116,7 +116,7 @@ def test_default_clocks_are_asked_for_between_iterations_alone(
 ) -> None:
     agent = agents()
     session = connect()
-    assert session.wait_connected(10)
+    assert session.wait_connected(PATIENCE_S)
     (reader,) = agent.readers
     iterate(session)
     with session.default_clocks():

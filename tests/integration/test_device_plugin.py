@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.plugin_registry import PluginRegistry
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.pods.pod_resources import PodResources
@@ -20,7 +20,6 @@ from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER, IN_CONTAINER, describe, open_shim
 
 A100 = MODELS["a100"]
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -43,16 +42,16 @@ def uuids(kubelet: PluginRegistry, gpus: Path, nvml_library: Path) -> Iterator[t
     thread.start()
     yield uuids
     stop.set()
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
 def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
     kubelet: PluginRegistry, uuids: tuple[str, ...], gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = kubelet.registered.get(timeout=WAIT_S)
+    request = kubelet.registered.get(timeout=PATIENCE_S)
     assert (request.version, request.resource_name) == ("v1beta1", "nvidia.com/gpu")
-    assert kubelet.lists.get(timeout=WAIT_S) == dict.fromkeys(uuids, "Healthy")
+    assert kubelet.lists.get(timeout=PATIENCE_S) == dict.fromkeys(uuids, "Healthy")
     container = kubelet.allocate(uuids[0])
     assert dict(container.envs) == {
         "NVIDIA_VISIBLE_DEVICES": uuids[0],
@@ -82,10 +81,10 @@ def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
 
 
 def test_it_registers_again_with_a_kubelet_that_was_restarted(kubelet: PluginRegistry, uuids: tuple[str, ...]) -> None:
-    endpoint = kubelet.registered.get(timeout=WAIT_S).endpoint
+    endpoint = kubelet.registered.get(timeout=PATIENCE_S).endpoint
     kubelet.stop()
     kubelet.start()
-    assert kubelet.registered.get(timeout=WAIT_S).endpoint == endpoint
+    assert kubelet.registered.get(timeout=PATIENCE_S).endpoint == endpoint
 
 
 def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes(
@@ -117,4 +116,4 @@ def test_the_heartbeat_stops_with_the_kubelet(kubelet: PluginRegistry, tmp_path:
         assert not beat.exists()
     finally:
         stop.set()
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)

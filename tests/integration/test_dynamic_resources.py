@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.claims import ClaimKubelet, ClaimServer
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_agent.devices.nvml import NvmlDevices
 from perseus_sim.gpus import dynamic_resources
@@ -21,7 +21,6 @@ from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.gpus.shim_gpu import IN_CONTAINER, NodeGpus, granted
 
-WAIT_S = 60
 SLICE = f"{SLICES}/node-a-{DRIVER}"
 
 
@@ -53,7 +52,7 @@ def kubelet(
     eventually((kubelet.folder / f"{DRIVER}.sock").exists)
     yield kubelet
     stop.set()
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.errors import PeerRefused
 from perseus_agent.pods.identity import PodProcess, identify_peer, parse_cgroup
@@ -80,7 +81,7 @@ def process_in(group: Path, path: Path) -> Iterator[tuple[subprocess.Popen[str],
             with connection:
                 yield process, connection
             process.stdin.close()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("path", CONTAINERS.values(), ids=CONTAINERS)

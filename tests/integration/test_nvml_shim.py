@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_agent import errors
 from perseus_agent.devices import driver_energy, nvml
@@ -414,7 +414,7 @@ def test_another_process_sees_and_makes_the_same_locks(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert result.stdout.strip() == "900"
     assert devices.devices[0].sm_clock_mhz() == 600

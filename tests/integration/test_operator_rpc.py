@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.waiting import PATIENCE_S
 
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
@@ -75,7 +76,7 @@ class Service:
         credentials = grpc.ssl_channel_credentials(self.authority.certificate, pair.key, pair.certificate)
         options = (("grpc.ssl_target_name_override", "perseus-operator"),)
         async with grpc.aio.secure_channel(self.address, credentials, options=options) as channel:
-            return await stubs.OperatorStub(channel).SetStraggler(request, timeout=30)
+            return await stubs.OperatorStub(channel).SetStraggler(request, timeout=PATIENCE_S)
 
     async def refusal(self, request: messages.SetStragglerRequest, name: str = ALLOWED, **further: Any) -> Any:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -117,7 +118,7 @@ async def test_no_other_caller_is_served(service: Service) -> None:
     assert error.code() is grpc.StatusCode.UNAVAILABLE, "the handshake fails"
     async with grpc.aio.insecure_channel(service.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stubs.OperatorStub(channel).SetStraggler(request, timeout=30)
+            await stubs.OperatorStub(channel).SetStraggler(request, timeout=PATIENCE_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert service.operator.told == []
 

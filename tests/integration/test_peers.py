@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.waiting import PATIENCE_S
 
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.peers import Peers
@@ -115,11 +116,11 @@ async def test_a_caller_of_any_replica_is_answered(site: Site, tmp_path: Path) -
     options = (("grpc.ssl_target_name_override", NAME),)
     async with grpc.aio.secure_channel(server.address, channel_credentials, options=options) as channel:
         stub: Any = operator_pb2_grpc.OperatorStub(channel)
-        answer = await stub.SetStraggler(request("ada"), timeout=30)
+        answer = await stub.SetStraggler(request("ada"), timeout=PATIENCE_S)
         assert (answer.job, answer.epoch) == ("ada", 41)
         site.others[1].error = InvalidSpec("slowdown: must be 1 to 100")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.SetStraggler(request("bell"), timeout=30)
+            await stub.SetStraggler(request("bell"), timeout=PATIENCE_S)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details() == "slowdown: must be 1 to 100"
     assert dict(refused.value.trailing_metadata() or ())["perseus-error"] == "InvalidSpec"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_sim.gpus import shim_gpu
 from perseus_sim.gpus.model import MODELS
@@ -99,7 +99,7 @@ class Pods:
     def stop(self) -> list[int]:
         for pod in self.running:
             pod.send_signal(signal.SIGTERM)
-        return [pod.wait(30) for pod in self.running]
+        return [pod.wait(PATIENCE_S) for pod in self.running]
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_an_elastic_job_trains_the_pipelines_that_are_there(pods: Pods) -> None:
 
     joined = pods.running.pop()
     joined.send_signal(signal.SIGTERM)
-    assert joined.wait(30) == 0, pods.log(1)
+    assert joined.wait(PATIENCE_S) == 0, pods.log(1)
     last = pods.iterations()[-1]
     eventually(lambda: pods.iterations()[-1] > last + 1)
     assert pods.stop() == [0], pods.log(0)

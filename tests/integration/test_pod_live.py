@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_sim.gpus import shim_gpu
 from perseus_sim.gpus.model import MODELS
@@ -65,7 +65,7 @@ def test_iterations_take_the_gpus_time_and_energy_at_its_clock_until_the_pod_end
         eventually(lambda: shim.get(0, "energy_mj") > before_mj + 5_000)
     finally:
         pod.send_signal(signal.SIGTERM)
-        assert pod.wait(30) == 0, log.read_text()
+        assert pod.wait(PATIENCE_S) == 0, log.read_text()
     said = log.read_text()
     assert "trains fast" in said
     times_s = [float(found) for found in re.findall(r"iteration \d+: (\S+) s", said)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.pages import assert_said, blocks
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def test_what_a_fleet_would_save_is_what_the_page_shows(page: str, tmp_path: Pat
             capture_output=True,
             text=True,
             check=True,
-            timeout=300,
+            timeout=PATIENCE_S,
             env={**os.environ, "COLUMNS": "120"},
         )
         if ">" in text:

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
@@ -99,7 +99,7 @@ def after(job: RunningJob, iteration: int, count: int) -> list[PipelineIteration
     """Samples of so many iterations behind one."""
     found: list[PipelineIteration] = []
     while len(found) < count:
-        sample = job.training.samples.get(timeout=60)
+        sample = job.training.samples.get(timeout=PATIENCE_S)
         if sample.iteration > iteration:
             found.append(sample)
     return found

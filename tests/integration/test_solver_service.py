@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.waiting import PATIENCE_S
 
 from perseus_operator.clients import solvers
 from perseus_operator.clients.credentials import Credentials
@@ -78,7 +79,7 @@ class Site:
         self.client = self.another_client()
 
     def another_client(self) -> SolverWorkers:
-        return SolverWorkers(f"{SOLVER}:9", self.files[OPERATOR], timeout_s=60, resolve=self.resolve)
+        return SolverWorkers(f"{SOLVER}:9", self.files[OPERATOR], timeout_s=PATIENCE_S, resolve=self.resolve)
 
     async def resolve(self, name: str) -> frozenset[str]:
         assert name == f"{SOLVER}:9"
@@ -124,7 +125,7 @@ async def until(seen: Callable[[], Any]) -> None:
 
 
 def pool_of(workers: SolverWorkers) -> SolverPool:
-    return SolverPool(workers=1, timeout_s=60, memory_mib=1024, service=workers)
+    return SolverPool(workers=1, timeout_s=PATIENCE_S, memory_mib=1024, service=workers)
 
 
 def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:
@@ -332,7 +333,7 @@ async def test_nobody_but_the_operator_gets_work_done(site: Site, tmp_path: Path
         options = (("grpc.ssl_target_name_override", SOLVER),)
         async with grpc.aio.secure_channel(worker.server.address, channel_credentials, options=options) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await solver_pb2_grpc.SolverStub(channel).Work(solver_pb2.WorkRequest(), timeout=10)
+                await solver_pb2_grpc.SolverStub(channel).Work(solver_pb2.WorkRequest(), timeout=PATIENCE_S)
         assert refused.value.code() is expected
     assert not worker.begun
 
@@ -376,7 +377,7 @@ async def test_a_solve_outlasts_a_worker_that_is_killed_and_one_that_is_stopped(
     large = replace(REQUEST, microbatches=24, points=60)
     with Processes(tmp_path / "logs") as processes:
         programs = [await asyncio.to_thread(Program, site, tmp_path, processes, f"solver-{n}") for n in range(2)]
-        client = SolverWorkers("x:1", site.files[OPERATOR], timeout_s=60, resolve=lambda _: found())
+        client = SolverWorkers("x:1", site.files[OPERATOR], timeout_s=PATIENCE_S, resolve=lambda _: found())
         living = {program.address for program in programs}
 
         async def found() -> frozenset[str]:

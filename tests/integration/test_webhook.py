@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import jsonpatch
 import pytest
 from kubernetes import client
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from perseus_operator.servers import webhook as module
 from perseus_operator.servers.pod_injection import inject
@@ -76,7 +76,7 @@ class Webhook:
             },
         }
         tls = ssl.create_default_context(cadata=self.authority.certificate.decode())
-        connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=20, context=tls)
+        connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=PATIENCE_S, context=tls)
         try:
             body = json.dumps(review).encode() if raw is None else raw
             connection.request("POST", f"/{path}", body, {"Content-Type": "application/json"})
@@ -113,7 +113,7 @@ def webhook(kubeconfig: Path, api: Any, tmp_path_factory: pytest.TempPathFactory
     made = Webhook(folder)
     with Processes(folder) as processes:
         made.operator = processes.start("operator", command, environment={"KUBECONFIG": str(kubeconfig)})
-        made.operator.wait_until((folder / "ready").exists, 60)
+        made.operator.wait_until((folder / "ready").exists, PATIENCE_S)
         log = made.operator.log
         # A Secret that comes late: nothing else waits for it.
         eventually(lambda: "admission webhook: " in log.read_text(), "the webhook is not said to wait")

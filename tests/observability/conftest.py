@@ -20,6 +20,7 @@ import yaml
 from kubernetes import client
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from tests.waiting import PATIENCE_S
 
 from perseus_proto import keys
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
@@ -61,7 +62,7 @@ _FLAGS = (
 )
 
 
-def await_true(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+def await_true(what: str, check: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         found = check()
@@ -133,7 +134,7 @@ class Prometheus:
     def get(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=90) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
@@ -200,7 +201,7 @@ def scraping(targets: Sequence[str], folder: Path, *, every_s: int = 1) -> Itera
         yield asked
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ import kubernetes.aio.config as k8s_config
 import numpy as np
 import pytest
 import yaml
+from tests.waiting import PATIENCE_S
 
 from perseus_agent.servers.grpc_service import digest_of
 from perseus_proto import keys
@@ -349,7 +350,7 @@ class World:
             self.iteration += 1
             await asyncio.sleep(0.03)
 
-    async def until(self, what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
+    async def until(self, what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not await check():
