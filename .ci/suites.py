@@ -32,6 +32,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 LIMIT_S: Final = 85 * 60
 """Of the whole run: it has 90 minutes, of which five are reserved for clean-up."""
+BUILD_S: Final = 20 * 60
+"""How long a suite waits for a build without which it could run, too."""
 CLEAN_UP_S: Final = 120
 """What a suite gets to end by itself once its time is over."""
 
@@ -44,6 +46,8 @@ class Preparation:
     programs: tuple[str, ...] = ()
     """They are on the PATH once the preparation has succeeded. Where they cannot be had, suites that need them are
     skipped."""
+    tests: bool = False
+    """It tests this project, too: where it has its programs and fails, the run has failed."""
 
 
 _PACKAGES: Final = (
@@ -57,9 +61,10 @@ PREPARATIONS: Final = {
         f"RUNLEVEL=1 apt-get install -qq -y --no-install-recommends {_PACKAGES}; }}",
         ("prometheus", "promtool", "chromium", "chromedriver", "mmdebstrap", "buildah"),
     ),
-    "control-plane": Preparation("make control-plane", ("go",)),
-    "binaries": Preparation("make binaries", ("go",)),
-    "images": Preparation("make images", ("buildah", "mmdebstrap")),
+    # Modules are fetched: a second try finds what the first one already has.
+    "control-plane": Preparation("make control-plane || make control-plane", ("go",)),
+    "binaries": Preparation("make binaries || make binaries", ("go",)),
+    "images": Preparation("make images", ("buildah", "mmdebstrap", "go"), tests=True),
 }
 
 
@@ -164,6 +169,10 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+class Failed(Exception):
+    """Something that is a test has failed; the message names it."""
+
+
 class GreenRuns:
     """The commits at which suites were green on this machine, in a file of the user's cache."""
 
@@ -227,16 +236,28 @@ class Preparing:
             )
         return self._process.wait()
 
-    def lacking(self, name: str) -> str:
-        """Wait until a preparation has ended; return what is missing after it, or an empty string."""
+    def lacking(self, name: str, patience_s: float) -> str:
+        """Wait until a preparation has ended; return what is missing then, or an empty string.
+
+        Raises:
+            Failed: it is a test as well, and has failed.
+        """
         started_s = time.monotonic()
-        code = self._ends[name].result()
-        log = (self._folder / f"{name}.log").read_text(errors="replace")
-        print(f"--- prepared {name}; waited {time.monotonic() - started_s:.0f} s for it", flush=True)
+        try:
+            code = self._ends[name].result(max(0.0, patience_s))
+        except TimeoutError:
+            return f"`{PREPARATIONS[name].command}` still runs"
+        print(f"--- {name} is ready; waited {time.monotonic() - started_s:.0f} s for it", flush=True)
         missing = [program for program in PREPARATIONS[name].programs if shutil.which(program) is None]
         if missing:
             return f"not on this machine: {', '.join(missing)}"
-        return f"`{PREPARATIONS[name].command}` failed:\n{log[-2000:]}" if code else ""
+        if code:
+            log = (self._folder / f"{name}.log").read_text(errors="replace")
+            print(log[-4000:], flush=True)
+            if PREPARATIONS[name].tests:
+                raise Failed(name)
+            return f"`{PREPARATIONS[name].command}` failed"
+        return ""
 
     def stop(self) -> None:
         """End what still runs."""
@@ -244,10 +265,6 @@ class Preparing:
         if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
         self._executor.shutdown(cancel_futures=True)
-
-
-class Failed(Exception):
-    """A suite has failed; the message names it."""
 
 
 class Run:
@@ -281,21 +298,20 @@ class Run:
             Failed: a suite has failed.
         """
         for suite in self._due:
-            reason = self._reason_to_skip(suite)
-            if reason:
+            if reason := self._reason_to_skip(suite):
                 self._outcomes.append((suite.name, f"skipped: {reason}"))
                 print(f"\n=== {suite.name}: skipped: {reason}", flush=True)
-            else:
-                self._run(suite)
+                continue
+            without = self._without(suite)
+            self._run(suite)
+            if not without:
+                self._green.record(suite)
 
     def _reason_to_skip(self, suite: Suite) -> str:
         if suite.root and os.geteuid() != 0:
             return "needs root"
-        for name in suite.better_after:
-            if lacking := self._preparing.lacking(name):
-                print(f"--- {suite.name} runs without {name}: {lacking}", flush=True)
         for name in suite.after:
-            if lacking := self._preparing.lacking(name):
+            if lacking := self._preparing.lacking(name, self._left_s - 60 * suite.minutes):
                 return lacking
         if self._left_s < 60 * suite.minutes:
             return f"it takes {suite.minutes} minutes, and {self._left_s / 60:.0f} are left of {LIMIT_S // 60}"
@@ -304,6 +320,14 @@ class Run:
             checked = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
             return "; ".join(checked.stderr.splitlines()) if checked.returncode else ""
         return ""
+
+    def _without(self, suite: Suite) -> list[str]:
+        """What the suite would use and does not have; it leaves out tests then."""
+        lacking = {name: self._preparing.lacking(name, BUILD_S) for name in suite.better_after}
+        for name, reason in lacking.items():
+            if reason:
+                print(f"--- {suite.name} runs without {name}: {reason}", flush=True)
+        return [name for name, reason in lacking.items() if reason]
 
     def _run(self, suite: Suite) -> None:
         print(f"\n=== {suite.name}: {suite.command}", flush=True)
@@ -317,7 +341,6 @@ class Run:
             self._outcomes.append((suite.name, f"FAILED after {took}"))
             raise Failed(suite.name)
         self._outcomes.append((suite.name, f"ran: {took}"))
-        self._green.record(suite)
 
     def end(self) -> None:
         """Stop what runs beside the suites, and print the summary."""
