@@ -154,7 +154,7 @@ SUITES: Final = (
     ),
     Suite(
         "e2e-cluster",
-        f'make cluster e2e-cluster SUITES="{_of_cluster(*_ON_A_CLUSTER)}" PERSEUS_IMAGES=out/images/perseus.tar',
+        f'PERSEUS_IMAGES=out/images/perseus.tar make cluster e2e-cluster SUITES="{_of_cluster(*_ON_A_CLUSTER)}"',
         (*_ROOMS, *_TESTS, "tests/cluster", "charts", "deploy", "docs", "examples", "requirements-images.lock"),
         after=("packages", "binaries", "images"),
         minutes=29,
