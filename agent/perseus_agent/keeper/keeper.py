@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +74,23 @@ def keep(settings: Settings, stop: threading.Event) -> None:
 
 
 @dataclass(frozen=True)
-class _Agent:
+class WatchedAgent:
+    """The agent's process, and what it owes."""
+
     pid: int
     pidfd: int
     """Names the process for good: no signal can reach another that gets its number."""
     ledger: Ledger
 
     def ended_within(self, seconds: float | None) -> bool:
+        """Wait for its end for so many seconds, None: for ever; whether it has ended."""
         return bool(select.select([self.pidfd], [], [], seconds)[0])
+
+    def kill(self) -> None:
+        """End it, and wait for that: what does not run cannot lock again."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.ended_within(None)
 
 
 @contextmanager
@@ -98,7 +107,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def _accept(listener: socket.socket, opened: contextlib.ExitStack) -> _Agent:
+def _accept(listener: socket.socket, opened: contextlib.ExitStack) -> WatchedAgent:
     """The agent that has connected; ``opened`` gets what must be closed in the end.
 
     Raises:
@@ -117,13 +126,13 @@ def _accept(listener: socket.socket, opened: contextlib.ExitStack) -> _Agent:
     opened.callback(os.close, pidfd)
     if select.select([connection], [], [], 0)[0]:  # it has ended: its number may be another's by now
         raise ProcessLookupError(f"process {pid} has ended")
-    return _Agent(pid, pidfd, Ledger(descriptors[0]))
+    return WatchedAgent(pid, pidfd, Ledger(descriptors[0]))
 
 
-def _keep(agent: _Agent, settings: Settings) -> None:
-    gpus = _Gpus(settings.devices)
+def _keep(agent: WatchedAgent, settings: Settings) -> None:
+    gpus = NodeGpus(settings.devices)
     log.info("watching an agent", extra={"pid": agent.pid})
-    _watch(agent, gpus)
+    watch(agent, gpus.open)
     if not (owed := agent.ledger.owed()):
         log.info("the agent has ended, and no GPU is locked")
         return
@@ -134,21 +143,24 @@ def _keep(agent: _Agent, settings: Settings) -> None:
     _write_journal(Path(settings.journal), boot_id(Path(settings.proc_root)), restored)
 
 
-def _watch(agent: _Agent, gpus: _Gpus) -> None:
-    """Return when the agent has ended, by itself or because it was silent for too long."""
+def watch(agent: WatchedAgent, ready: Callable[[], bool]) -> None:
+    """Return when the agent has ended, by itself or because it was silent for too long.
+
+    Args:
+        agent: to watch.
+        ready: whether its GPUs could be given back now; only then it may count on this keeper.
+    """
     overdue = 0
     while not agent.ended_within(TICK_S):
-        if gpus.open():
+        if ready():
             agent.ledger.watched_for(WATCHED_S)
         overdue = overdue + 1 if agent.ledger.overdue else 0
         if overdue >= OVERDUE_TICKS:
             log.error("the agent is silent and GPUs are locked: ending it", extra={"pid": agent.pid})
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)
-            agent.ended_within(None)  # first: what does not run cannot lock again
+            agent.kill()
 
 
-class _Gpus:
+class NodeGpus:
     """The node's GPUs, opened while all is well: a driver may need seconds for that."""
 
     def __init__(self, choice: str) -> None:

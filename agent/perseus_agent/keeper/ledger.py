@@ -16,7 +16,8 @@ import os
 import struct
 import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Self
 
 SLOTS: Final = 256
 UNWATCHED_S: Final = 60.0
@@ -31,23 +32,28 @@ _BYTES: Final = _ENTRIES + SLOTS * _SLOT_BYTES
 class Ledger:
     """A view of the memory, of the agent or of the keeper."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Map the memory behind a descriptor, which stays the caller's.
+
+        Args:
+            descriptor: of the memory.
+            monotonic_ns: the clock that agent and keeper share, nanoseconds.
 
         Raises:
             ValueError: it is too short.
             OSError: it cannot be mapped.
         """
         self.descriptor = descriptor
+        self._monotonic_ns = monotonic_ns
         self._map = mmap.mmap(descriptor, _BYTES)
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls) -> Ledger:
+    def create(cls, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> Self:
         """A new, empty one. No keeper watches yet."""
         descriptor = os.memfd_create("perseus-owed-gpus", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _BYTES)
-        ledger = cls(descriptor)
+        ledger = cls(descriptor, monotonic_ns)
         ledger.watched_for(0.0)
         return ledger
 
@@ -97,7 +103,7 @@ class Ledger:
     @property
     def overdue(self) -> bool:
         """Whether the agent owes a GPU and should have said by now that it is alive."""
-        return self.serving and time.monotonic_ns() > self._get(_ALIVE) and bool(self.owed())
+        return self.serving and self._monotonic_ns() > self._get(_ALIVE) and bool(self.owed())
 
     def watched_for(self, seconds: float) -> None:
         """A keeper watches, and has until then to say so again; 0: it has ended."""
@@ -106,19 +112,19 @@ class Ledger:
     @property
     def watched(self) -> bool:
         """Whether a keeper watches."""
-        return time.monotonic_ns() < self._get(_WATCHED)
+        return self._monotonic_ns() < self._get(_WATCHED)
 
     @property
     def watch_expired(self) -> bool:
         """Whether none has for so long that the agent must give every GPU back."""
-        return time.monotonic_ns() > self._get(_WATCHED) + int(UNWATCHED_S * 1e9)
+        return self._monotonic_ns() > self._get(_WATCHED) + int(UNWATCHED_S * 1e9)
 
     def _get(self, offset: int) -> int:
         word: int = _WORD.unpack_from(self._map, offset)[0]
         return word
 
     def _set(self, offset: int, seconds: float) -> None:
-        self._map[offset : offset + _WORD.size] = _WORD.pack(time.monotonic_ns() + int(seconds * 1e9))
+        self._map[offset : offset + _WORD.size] = _WORD.pack(self._monotonic_ns() + int(seconds * 1e9))
 
     def _names(self) -> list[bytes]:
         slots = (self._map[_offset(slot) + 1 : _offset(slot) + _SLOT_BYTES] for slot in range(SLOTS))
