@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,23 @@ def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events
             assert other.mixed
             continue
         assert one == other
+
+
+@pytest.mark.parametrize("unknown", [None, *RANKS])
+def test_the_energy_of_the_job_is_known_where_that_of_every_rank_is_and_is_their_sum(unknown: RankId | None) -> None:
+    """Unknown is not empty: neither on the wire, nor in a sum."""
+    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE}
+    energies_mj = {rank: None if rank == unknown else 5 * number for number, rank in enumerate(RANKS)}
+    events: list[Event] = [
+        IterationSummary(
+            RankProcess("job", "pod", "GPU", rank, 1), 3, 10, 9, energies_mj[rank], "", 0, (1, 2, 3), 2, **alike
+        )
+        for rank in RANKS
+    ]
+    assert {report.rank_id: report.energy_mj for report in received(events)} == energies_mj
+    for reports in received(events), received(combine(events)):
+        (iteration,) = told(reports)
+        assert iteration.energy_mj == (None if unknown else 5 * sum(range(len(RANKS))))
 
 
 @given(iterations())

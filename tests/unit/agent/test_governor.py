@@ -228,6 +228,20 @@ def test_a_lost_gpu_is_never_locked_again_but_its_reset_is_tried_until_it_works(
     assert bench.written == [1200, None]
 
 
+@pytest.mark.parametrize("fault", [DeviceBusy("busy"), DeviceFailed("999"), DeviceLost("fell off")])
+def test_a_reset_that_fails_once_is_tried_again_within_a_second(bench: Bench, fault: Exception) -> None:
+    bench.governor.want(1200)
+    released_s = bench.now_s
+    bench.gpu.fault = fault
+    due_s = bench.governor.release("done")
+    bench.gpu.fault = None
+    assert due_s is not None
+    bench.now_s = due_s
+    assert bench.governor.pump() is None
+    assert bench.written == [1200, None]
+    assert bench.now_s - released_s < 1.0
+
+
 def test_a_failed_reset_is_never_given_up(bench: Bench) -> None:
     bench.governor.want(1200)
     bench.gpu.fault = DeviceBusy("busy")
@@ -281,6 +295,17 @@ def test_a_reason_of_the_gpu_explains_a_lower_clock(bench: Bench, reason: EventR
     bench.observe(1200)
     bench.observe(900, reason, times=10)
     assert bench.notices == []
+
+
+@pytest.mark.parametrize("reason", list(EventReason))
+@pytest.mark.parametrize("reached", [True, False])
+def test_no_reason_of_the_gpu_explains_a_clock_above_the_lock(bench: Bench, reason: EventReason, reached: bool) -> None:
+    """A GPU that is held back is slower than its lock, never faster: the lock is not there."""
+    bench.governor.want(900)
+    if reached:
+        bench.observe(900)
+    bench.observe(1200, reason, times=STRIKES)
+    assert bench.told(GpuNoticeKind.FOREIGN_WRITE if reached else GpuNoticeKind.DRIFT) == [True]
 
 
 def test_one_step_beside_the_clock_is_no_disagreement(bench: Bench) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -98,6 +99,37 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         held += found.low <= 0.1 <= found.high
     assert 0.93 <= held / 1000 <= 0.97
     assert interval([0.1]).low is None
+
+
+def within(t: float, freedom: int) -> float:
+    """Probability that Student's t lies within ±t: its density, integrated by Simpson's rule."""
+    n = freedom
+    scale = math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi)
+    steps = 2_000
+    width = t / steps
+    density = [scale * (1 + (k * width) ** 2 / n) ** (-(n + 1) / 2) for k in range(steps + 1)]
+    return 2 * width / 3 * (density[0] + density[-1] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]))
+
+
+@pytest.mark.parametrize("values", range(2, KEPT + 1))
+def test_the_interval_is_that_of_student_with_one_degree_of_freedom_less_than_values(values: int) -> None:
+    sample = [0.1 + 0.01 * number**2 for number in range(values)]
+    found = interval(sample)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+    t = (found.high - found.mean) * math.sqrt(values) / stdev(sample)
+    assert within(t, values - 1) == pytest.approx(0.95, abs=1e-4)
+
+
+def test_more_values_than_are_kept_are_never_surer_than_they_are() -> None:
+    """As of a canary, which may compare more iterations than comparisons keep pairs."""
+    for values in (KEPT + 1, 30, 60, 1_000):
+        sample = [float(number % 7) for number in range(values)]
+        found = interval(sample)
+        assert found.high is not None
+        t = (found.high - found.mean) * math.sqrt(values) / stdev(sample)
+        assert 0.95 <= within(t, values - 1) <= 0.965
 
 
 def test_status_says_what_it_was_measured_against_and_how_sure_it_is(make_job: Any) -> None:

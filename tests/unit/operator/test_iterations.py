@@ -63,6 +63,19 @@ def test_energy_is_unknown_if_any_rank_has_no_counter() -> None:
     assert measured.energy_mj is None
 
 
+@pytest.mark.parametrize("unknown", range(6))
+def test_energy_that_is_not_known_of_one_rank_is_not_known_of_the_job(unknown: int) -> None:
+    """Unknown is not empty: a sum without it would be a saving that nobody has made."""
+    history = History(pipelines=3, ranks_per_pipeline=2)
+    ranks = [(pipeline, stage) for pipeline in range(3) for stage in range(2)]
+    for number, (pipeline, stage) in enumerate(ranks):
+        job = history.add(report(pipeline, stage, 1, energy_mj=None if number == unknown else 5))
+    assert job is not None
+    assert job.energy_mj is None
+    assert job.first is not None
+    assert job.first.energy is None
+
+
 def run_at_default(history: History, only: Report) -> None:
     iteration = history.add(only)
     assert iteration is not None

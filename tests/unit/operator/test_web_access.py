@@ -14,7 +14,7 @@ from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeForbidden
 from perseus_operator.objects import JobRef, User
 from perseus_operator.servers.web import access
-from perseus_operator.servers.web.access import MAX_TOKEN, REMEMBERED_S, Access
+from perseus_operator.servers.web.access import MAX_TOKEN, Access
 from perseus_operator.servers.web.server import Pages, WebServer
 
 JOBS = {("team-a", "one"), ("team-a", "two"), ("team-b", "one"), ("team-c", "three")}
@@ -119,15 +119,25 @@ def test_without_a_users_token_there_are_the_files_alone(page: Page, authorizati
 def test_rights_and_tokens_that_are_taken_away_end_within_half_a_minute(page: Page) -> None:
     assert page.jobs("bob-1") == {job for job in JOBS if job[0] != "team-c"}
     asked = page.api.asked
-    page.now_s = REMEMBERED_S - 1
+    page.now_s = 29.0
     page.api.rights[BOB] = {"team-b"}
     assert page.jobs("bob-1") == {job for job in JOBS if job[0] != "team-c"}
     assert page.api.asked == asked, "remembered"
-    page.now_s = REMEMBERED_S + 1
+    page.now_s = 31.0
     assert page.jobs("bob-1") == {("team-b", "one")}
     del page.api.tokens["bob-1"]
-    page.now_s = 2 * REMEMBERED_S + 2
+    page.now_s = 62.0
     assert page.ask("/api/jobs", "Bearer bob-1")[0] == 401
+
+
+def test_a_right_that_is_used_all_the_time_is_asked_for_again(page: Page) -> None:
+    """It is remembered from when it was asked for, not from when it was used last."""
+    page.api.rights[ANN] = {"team-a"}
+    for second in range(60):
+        page.now_s = float(second)
+        if second == 1:
+            page.api.rights[ANN] = set()
+        assert (page.jobs("ann-1") == set()) == (second >= 30)
 
 
 def test_made_up_tokens_wait_for_each_other_and_keep_no_viewer_out(page: Page) -> None:
