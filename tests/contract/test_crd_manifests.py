@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from tests.offenders import about_each
 
 from perseus_operator.api.budget import parse_budget
 from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, profile_crd
@@ -70,8 +71,9 @@ def test_the_committed_crds_are_the_generated_ones() -> None:
     assert committed == definitions(), "run `make generate`"
 
 
-@pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
-def test_every_field_follows_the_conventions(path: str, schema: dict[str, Any]) -> None:
+@about_each(FIELDS, lambda field: field[0])
+def test_every_field_follows_the_conventions(field: tuple[str, dict[str, Any]]) -> None:
+    path, schema = field
     assert schema.get("description", "").endswith("."), "a description that is a sentence"
     kind, name = schema["type"], path.rpartition(".")[2]
     assert kind != "number", "no floats"
@@ -95,6 +97,10 @@ def test_every_field_follows_the_conventions(path: str, schema: dict[str, Any]) 
         assert {"additionalProperties", "maxProperties"} <= schema.keys()
     for rule in schema.get("x-kubernetes-validations", ()):
         assert len(rule["message"]) > 10
+
+
+def test_the_fields_of_all_kinds_are_found() -> None:
+    assert len(FIELDS) > 250
 
 
 def test_kubectl_shows_the_main_columns() -> None:

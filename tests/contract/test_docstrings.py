@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.offenders import about_each, check_each
+
+from perseus_proto import keys
 
 FACES = {
     "perseus_solver": None,
@@ -40,7 +43,9 @@ EXAMPLES = (
     "perseus_sim.profiles",
     "perseus_solver",
     "perseus_client",
+    "perseus_proto.logs",
     "perseus_proto.rank",
+    "perseus_proto.units",
     "perseus_operator.api.job",
 )
 
@@ -71,7 +76,7 @@ def section(docstring: str, title: str) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("name", CASES)
+@about_each(CASES)
 def test_arguments_results_and_errors_are_documented(name: str) -> None:
     function = CASES[name]
     docstring = inspect.getdoc(function) or ""
@@ -90,14 +95,18 @@ def test_arguments_results_and_errors_are_documented(name: str) -> None:
         assert section(docstring, "Raises"), "what it raises"
 
 
-@pytest.mark.parametrize("name", CASES)
+@about_each(CASES)
 def test_the_first_line_is_a_sentence(name: str) -> None:
     first = (inspect.getdoc(CASES[name]) or "").partition("\n\n")[0]
     assert first.rstrip().endswith((".", ":"))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_run(name: str) -> None:
-    outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
-    assert outcome.attempted > 0, "there is an example"
-    assert outcome.failed == 0
+def test_the_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(keys.ENV_SOCKET, raising=False)  # as without an agent
+
+    def check(name: str) -> None:
+        outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+        assert outcome.attempted > 0, "there is no example"
+        assert outcome.failed == 0, "see the captured output"
+
+    check_each(EXAMPLES, check)

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from tests.offenders import about_each
 
 from perseus_proto import keys
 
@@ -138,7 +139,7 @@ def closure(program: str) -> set[str]:
     return {name for text in requirements.requirements(PROJECT["project"], extra_of(program)) for name in needs(text)}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@about_each(EVERY)
 def test_copied_files_exist(name: str) -> None:
     seen: set[str] = set()
     for stage in stages(name)[1]:
@@ -149,7 +150,7 @@ def test_copied_files_exist(name: str) -> None:
         seen.add(stage.name)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@about_each(EVERY)
 def test_whatever_an_index_serves_is_checked_against_a_hash(name: str) -> None:
     installs = [
         command
@@ -185,7 +186,7 @@ def test_an_images_lock_has_a_hash_for_every_package_and_the_versions_that_are_t
         assert any("--hash=sha256:" in line for line in requirements.pinned(text, [name])[1:]), name
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@about_each(PROGRAMS)
 def test_what_an_image_installs_is_what_its_packages_require(program: str) -> None:
     lines = requirements.pinned(LOCK, requirements.wanted_by(PROJECT, extra_of(program)))
     assert {line.partition("==")[0] for line in lines if not line.startswith(" ")} >= closure(program) - {"tzdata"}
@@ -223,7 +224,7 @@ def test_nothing_is_pushed_whose_base_a_digest_does_not_name(
     assert message in refused.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@about_each(NAMES)
 def test_every_room_of_the_wheel_is_copied_and_not_ignored(name: str) -> None:
     copied = {
         source for each in stages(name)[1] for origin, sources in each.copies() if origin is None for source in sources
@@ -265,7 +266,7 @@ def training_job() -> dict[str, Any]:
     return dict(job)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@about_each(PROGRAMS)
 def test_it_runs_an_entry_point_and_contains_only_what_that_requires(name: str) -> None:
     [entry_point] = stage(name, "image").all("ENTRYPOINT")
     assert entry_point == f'["perseus-{name}"]'
@@ -288,7 +289,7 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
     assert "perseus_agent" not in rooms("operator")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@about_each(NAMES)
 def test_no_code_of_another_platform_runs_in_a_build(name: str) -> None:
     *others, checked = stages(name)[1]
     assert (checked.name, checked.base, others[-1].name) == ("checked", "image", "image")
@@ -302,13 +303,13 @@ def test_no_code_of_another_platform_runs_in_a_build(name: str) -> None:
     assert any("--wheels-for ${TARGETARCH}" in run for run in stage(name, "needs").all("RUN"))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@about_each(EVERY)
 def test_images_get_no_compiled_marks_which_would_be_for_the_builders_machine(name: str) -> None:
     [install] = [part for part in stage(name, "build").all("RUN")[0].split("&&") if part.strip().endswith(" .")]
     assert "HATCH_BUILD_NO_HOOKS=true " in install
 
 
-@pytest.mark.parametrize("name", ["operator", "solver"])
+@about_each(["operator", "solver"])
 def test_the_solvers_loops_are_compiled_for_the_image_as_installations_compile_them(name: str) -> None:
     [run] = stage(name, "library").all("RUN")
     given = shlex.split(run.partition("&&")[0])
@@ -330,7 +331,7 @@ def test_pip_is_asked_for_wheels_of_the_images_architecture_alone(architecture: 
     assert all(option.endswith(machine) for option in options[1:])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@about_each(NAMES)
 def test_no_image_contains_the_compiler(name: str) -> None:
     arguments, _ = stages(name)
     image = stage(name, "image")
@@ -417,7 +418,7 @@ def test_the_imports_of_every_program_are_installed(name: str, modules: str) -> 
     assert ran.returncode == 0, ran.stderr.strip().rpartition("\n")[2]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@about_each(EVERY)
 def test_every_base_is_an_argument_and_a_version(name: str) -> None:
     arguments, found = stages(name)
     assert list(arguments) == build.arguments_of(name)
@@ -426,7 +427,7 @@ def test_every_base_is_an_argument_and_a_version(name: str) -> None:
     assert all(re.match(r"[\w/-]+:\d+\.\d+", image) for image in arguments.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@about_each(NAMES)
 def test_the_base_has_a_python_that_is_tested(name: str) -> None:
     arguments, _ = stages(name)
     tag = arguments["BASE"].partition(":")[2]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
+from tests.offenders import about_each
 
 from documentation_pictures.subjects import FOLDER, ROOT, SUBJECTS, digest, marked_digest
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@about_each(SUBJECTS)
 def test_a_picture_is_as_new_as_what_it_shows(name: str) -> None:
     assert marked_digest(name) == digest(name), f"docs/images/{name}.png is stale: run `make pictures`"
 

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.offenders import Offence, about_each, no_offenders, tree_of
 
 import perseus_operator
 
@@ -36,14 +36,16 @@ OTHERS = {
 MUTATING = {"append", "add", "pop", "clear", "update", "setdefault", "remove", "discard"}
 
 
-def class_named(name: str, source: str) -> ast.ClassDef:
-    return next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+def state_class(file: str) -> ast.ClassDef:
+    """The class of a file of ``STATE``."""
+    body = tree_of(ROOT / file).body
+    return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == STATE[file])
 
 
 def fields() -> set[str]:
     found = set()
-    for file, name in STATE.items():
-        body = class_named(name, (ROOT / file).read_text(encoding="utf-8")).body
+    for file in STATE:
+        body = state_class(file).body
         found |= {
             node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         }
@@ -74,37 +76,39 @@ def own_name(target: ast.Attribute) -> bool:
     return isinstance(target.value, ast.Name) and target.value.id == "self"
 
 
-@pytest.mark.parametrize("module", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_state_itself_changes_its_fields(module: Path) -> None:
-    name = str(module.relative_to(ROOT))
-    watched = fields() - OTHERS.get(name, set())
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    foreign = [
-        f"line {target.lineno}: {ast.unparse(target)}"
-        for target in written_attributes(tree)
-        if target.attr in watched and not own_name(target)
-    ]
-    assert foreign == [], "call a named method of the state instead"
+def test_only_the_state_itself_changes_its_fields() -> None:
+    declared, modules = fields(), sorted(ROOT.rglob("*.py"))
+    assert len(declared) > 50
+    assert len(modules) > 150
+    no_offenders(
+        Offence(module, target.lineno, f"{ast.unparse(target)}: call a named method of the state instead")
+        for module in modules
+        for target in written_attributes(tree_of(module))
+        if target.attr in declared - OTHERS.get(str(module.relative_to(ROOT)), set()) and not own_name(target)
+    )
 
 
-@pytest.mark.parametrize(("file", "name"), STATE.items())
-def test_every_transition_is_documented(file: str, name: str) -> None:
-    source = (ROOT / file).read_text(encoding="utf-8")
-    methods = [node for node in class_named(name, source).body if isinstance(node, ast.FunctionDef)]
-    for method in methods:
-        changes = any(own_name(target) for target in written_attributes(method))
-        if changes and not method.name.startswith("_"):
-            assert ast.get_docstring(method), method.name
+def methods_of(file: str) -> list[ast.FunctionDef]:
+    return [node for node in state_class(file).body if isinstance(node, ast.FunctionDef)]
 
 
-@pytest.mark.parametrize(("file", "name"), list(STATE.items())[:3])
-def test_the_docstring_lists_every_transition(file: str, name: str) -> None:
-    source = (ROOT / file).read_text(encoding="utf-8")
-    listed = ast.get_docstring(ast.parse(source)) or ""
-    methods = [node for node in class_named(name, source).body if isinstance(node, ast.FunctionDef)]
+def test_every_transition_is_documented() -> None:
+    no_offenders(
+        Offence(ROOT / file, method.lineno, f"{method.name} changes the state: say when it is called")
+        for file in STATE
+        for method in methods_of(file)
+        if not method.name.startswith("_")
+        and any(own_name(target) for target in written_attributes(method))
+        and not ast.get_docstring(method)
+    )
+
+
+@about_each(list(STATE)[:3])
+def test_the_docstring_lists_every_transition(file: str) -> None:
+    listed = ast.get_docstring(tree_of(ROOT / file)) or ""
     transitions = [
         method.name
-        for method in methods
+        for method in methods_of(file)
         if not method.name.startswith("_") and not method.decorator_list and not _is_query(method)
     ]
     assert [name for name in transitions if name not in listed] == []

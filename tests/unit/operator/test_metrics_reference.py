@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.offenders import about_each
 from tests.unit.operator.conftest import Desk, Job
 
 from perseus_agent.servers.metrics import GPU_SERIES, QUANTILES, SERIES, STATES, Series
@@ -98,8 +99,9 @@ OF_AGENTS = (*SERIES, *GPU_SERIES)
 ALL = [*Metrics().reference, *((s.name, s.kind, s.labels, s.help) for s in OF_AGENTS)]
 
 
-@pytest.mark.parametrize(("name", "kind", "labels", "text"), ALL)
-def test_every_series_follows_the_conventions(name: str, kind: str, labels: tuple[str, ...], text: str) -> None:
+@about_each(ALL, lambda described: described[0])
+def test_every_series_follows_the_conventions(described: tuple[str, str, tuple[str, ...], str]) -> None:
+    name, kind, labels, text = described
     assert name.startswith("perseus_")
     assert name.endswith("_total") == (kind == "counter")
     assert not OF_THE_TARGET & set(labels), "the scraper would rename it to exported_..."
