@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.slow_tests import slow_tests
 
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,3 +38,11 @@ def ipv6() -> None:
             probe.bind(("::1", 0))
     except OSError as error:
         pytest.skip(f"no IPv6 on this machine's loopback: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that take longer than they should; with pytest-xdist where all reports arrive."""
+    if lines := slow_tests([report for reports in terminalreporter.stats.values() for report in reports]):
+        terminalreporter.section(lines[0])
+        for line in lines[1:]:
+            terminalreporter.line(line)
