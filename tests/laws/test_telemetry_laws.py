@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.offenders import about_each
 
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.stage_reports import combine
@@ -88,7 +88,7 @@ def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events
         assert one == other
 
 
-@pytest.mark.parametrize("unknown", [None, *RANKS])
+@about_each([None, *RANKS])
 def test_the_energy_of_the_job_is_known_where_that_of_every_rank_is_and_is_their_sum(unknown: RankId | None) -> None:
     """Unknown is not empty: neither on the wire, nor in a sum."""
     alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE}

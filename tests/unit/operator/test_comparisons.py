@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from tests.offenders import about_each
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import InvalidSpec
@@ -111,7 +112,7 @@ def within(t: float, freedom: int) -> float:
     return 2 * width / 3 * (density[0] + density[-1] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]))
 
 
-@pytest.mark.parametrize("values", range(2, KEPT + 1))
+@about_each(range(2, KEPT + 1))
 def test_the_interval_is_that_of_student_with_one_degree_of_freedom_less_than_values(values: int) -> None:
     sample = [0.1 + 0.01 * number**2 for number in range(values)]
     found = interval(sample)

@@ -303,6 +303,19 @@ def test_the_order_of_reports_among_ranks_does_not_matter(seed: int) -> None:
     assert plain.readings[:1] == mixed.readings[:1] != ()
 
 
+def test_an_iteration_whose_energy_one_rank_does_not_know_counts_nowhere() -> None:
+    """Its instructions have their means all the same: what the iteration took would be too low by a whole GPU."""
+    job, sweep = Job(), fresh()
+    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
+    meter.begin(sweep.point)
+    for _ in range(4 * RECIPE.iterations):
+        first, *others = job.step(sweep)
+        for one in (replace(first, energy_mj=None), *others):
+            assert meter.observe(one, sweep.clocks_mhz[0]) is None
+    assert meter.counted == 0
+    assert meter.rejection == "the GPU of dp 0, stage 0 has no energy counter"
+
+
 event = st.sampled_from(["step", "step", "step", "step", "operator", "pods", "lease", "lost", "deviate", "counter"])
 
 
