@@ -5,6 +5,7 @@ The limit is long enough for a busy machine. A test that needs a shorter wait sh
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,6 +14,13 @@ import pytest
 
 PATIENCE_S = 180.0
 T = TypeVar("T")
+
+
+def pass_time(seconds: float) -> None:
+    """Let the clock of the running event loop jump: what is due by then runs at the loop's next turn."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
 def eventually(

@@ -49,14 +49,17 @@ class Node:
         limits: WorkerLimits,
         *,
         kept: Callable[[], None] = lambda: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``kept`` is called each time the leases have been looked through: about every ``TIMER_INTERVAL_S``."""
+        """``kept`` is called each time the leases have been looked through: about every ``TIMER_INTERVAL_S``;
+        ``monotonic_s`` is the clock by which leases run out."""
         self.driver_version = devices.driver_version
         turns = CallTurns(lambda uuid: self.workers[uuid].wake())
         self.workers = {
             device.identity.uuid: GpuWorker(device, journal, limits, hub.publish, turns) for device in devices.devices
         }
-        self.leases = LeaseTable(journal, time.monotonic)
+        self.leases = LeaseTable(journal, monotonic_s)
+        self._monotonic_s = monotonic_s
         self._journal = journal
         self._kept = kept
         self._kubelet = kubelet
@@ -185,7 +188,7 @@ class Node:
                     dp = session.hello.dp
                     furthest[dp] = max(furthest.get(dp) or 0, session.iteration)
             lease.plans.select(plan_id, points, from_iteration, furthest)
-            lease.selected_s = time.monotonic()
+            lease.selected_s = self._monotonic_s()
             self._selected(job_uid)
             return max((begun for begun in furthest.values() if begun is not None), default=0)
 

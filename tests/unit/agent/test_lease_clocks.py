@@ -36,7 +36,11 @@ class Bench:
             "pod-1": Allocation((gpu_uuid(2),), {}),
         }
         self.silent = False
-        self.node = Node(RecordingSet(self.gpus), self.journal, self, TelemetryHub(64), LIMITS)
+        self.now_s = 100.0
+        """By the clock of the leases."""
+        self.node = Node(
+            RecordingSet(self.gpus), self.journal, self, TelemetryHub(64), LIMITS, monotonic_s=lambda: self.now_s
+        )
         self.node.start()
 
     def allocation(self, _namespace: str, name: str) -> Allocation | None:
@@ -88,8 +92,9 @@ def test_gpus_of_pods_without_a_process_run_at_the_clock_until_the_lease_is_rele
 
 
 def test_a_lease_that_runs_out_leaves_no_clock(bench: Bench) -> None:
-    bench.lease(ttl_s=0.5)
+    bench.lease()
     bench.wait_locked(900, 900, 900, None)
+    bench.now_s += 60
     bench.wait_locked(None, None, None, None)
 
 
@@ -168,18 +173,21 @@ def test_a_gpu_that_may_not_be_set_is_named_with_the_reason(bench: Bench) -> Non
 
 
 def test_a_clock_that_stays_is_never_the_default_when_its_lease_runs_out(bench: Bench) -> None:
-    bench.lease(ttl_s=0.5, keep_s=1.0)
+    bench.lease(ttl_s=60, keep_s=30)
     bench.wait_locked(900, 900, 900, None)
+    bench.now_s += 60
     wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
     bench.given["pod-0"] = Allocation((), {})  # the pod has ended
     bench.wait_locked(None, None, 900, None)
     assert [call.mhz for call in bench.gpus[2].calls] == [900], "it never was at its default clocks"
+    bench.now_s += 30
     bench.wait_locked(None, None, None, None)
 
 
 def test_the_next_operator_takes_over_what_stays(bench: Bench) -> None:
-    bench.lease(ttl_s=0.5, keep_s=60.0)
+    bench.lease(keep_s=60)
     bench.wait_locked(900, 900, 900, None)
+    bench.now_s += 60
     wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
     bench.lease(epoch=2)
     assert [[call.mhz for call in gpu.calls] for gpu in bench.gpus[:3]] == [[900]] * 3
@@ -188,8 +196,9 @@ def test_the_next_operator_takes_over_what_stays(bench: Bench) -> None:
 
 
 def test_another_job_of_the_same_pods_ends_what_stays(bench: Bench) -> None:
-    bench.lease(ttl_s=0.5, keep_s=60.0)
+    bench.lease(keep_s=60)
     bench.wait_locked(900, 900, 900, None)
+    bench.now_s += 60
     wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
     bench.lease(600, "pod-1", job="other")
     bench.wait_locked(None, None, 600, None)

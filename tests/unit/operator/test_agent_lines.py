@@ -45,7 +45,7 @@ class World:
     """A pool whose channels are made up, and calls that last until they are told to end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pool = AgentPool(None, timeout_s=1.0)
+        self.pool = AgentPool(None, timeout_s=60.0)
         self.files, self.opened = Files(), list[Channel]()
         self.calls: list[tuple[asyncio.Task[None], asyncio.Event, Channel]] = []
         monkeypatch.setattr(self.pool, "_files", self.files)

@@ -16,7 +16,7 @@ class Agents:
     """As the pool calls them: each answers once it may."""
 
     def __init__(self) -> None:
-        self.pool = AgentPool(None, timeout_s=1.0)
+        self.pool = AgentPool(None, timeout_s=60.0)
         self.may = asyncio.Event()
         self.called = Counter[str]()
 

@@ -169,7 +169,10 @@ async def test_no_status_claims_of_a_new_frontier_that_its_plan_is_applied_befor
         store(job, node.name)
     try:
         runner._reconcile()
-        await asyncio.sleep(0.01)
+        while not written:
+            await asyncio.sleep(0)
+        for _ in range(100):  # and whatever follows from it
+            await asyncio.sleep(0)
     finally:
         await runner.stop()
         await runner._stop_tasks()

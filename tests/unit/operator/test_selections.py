@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.waiting import PATIENCE_S, pass_time
 
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.selections import SelectionStream
@@ -30,6 +31,7 @@ class Agent:
         """What the stream ends with."""
         self.call_error: grpc.aio.AioRpcError | None = None
         self._asked: asyncio.Queue[pb.SelectPlanRequest] = asyncio.Queue()
+        self.is_asked = asyncio.Event()
 
     def SelectPlans(self) -> Agent:
         self.opened += 1
@@ -49,7 +51,8 @@ class Agent:
 
     async def read(self) -> Any:
         request = await self._asked.get()
-        await asyncio.sleep(0.001)
+        self.is_asked.set()
+        await asyncio.sleep(0)
         if not self.answers:
             await asyncio.Event().wait()
         return pb.SelectPlanResponse(furthest_iteration=request.from_iteration)
@@ -65,7 +68,7 @@ class Line:
     """A pool with a connection to that agent."""
 
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pool = AgentPool(None, timeout_s=0.05)
+        self.pool = AgentPool(None, timeout_s=PATIENCE_S)
         monkeypatch.setattr(self.pool, "_open", lambda _: None)
         monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: agent)
 
@@ -117,8 +120,14 @@ async def test_an_agent_without_the_stream_is_called_from_then_on(agent: Agent, 
 async def test_a_silent_stream_is_given_up_in_time(agent: Agent, line: Line) -> None:
     """The deadline of an answer holds: a call after it would wait as long again."""
     agent.answers = False
-    with pytest.raises(AgentUnavailable, match=r"no answer to a selection within 0\.05 s"):
-        await line.select(5)
+    waiting = asyncio.create_task(line.select(5))
+    await agent.is_asked.wait()
+    pass_time(PATIENCE_S - 1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pass_time(1)
+    with pytest.raises(AgentUnavailable, match=r"no answer to a selection within 60 s"):
+        await waiting
     assert agent.calls == 0
     assert agent.ended
     agent.answers = True
@@ -148,12 +157,12 @@ class Busy:
         self._begun.append("select")
 
     async def read(self) -> Any:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return pb.SelectPlanResponse()
 
     async def RenewLease(self, _: Any, timeout: float) -> Any:
         self._begun.append("renew")
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return pb.Lease()
 
     def done(self) -> bool:
@@ -163,7 +172,7 @@ class Busy:
 async def test_selections_do_not_wait_for_renewals_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
-    pool = AgentPool(None, timeout_s=5.0)
+    pool = AgentPool(None, timeout_s=PATIENCE_S)
     monkeypatch.setattr(pool, "_open", lambda _: None)
     names = [f"agent-{number}" for number in range(400)]
     renewals = [asyncio.create_task(pool.renew(name, job_uid="job", epoch=1, ttl_s=30.0)) for name in names]
@@ -179,7 +188,7 @@ async def test_selections_do_not_wait_for_renewals_that_wait(monkeypatch: pytest
 
 
 async def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one(agent: Agent) -> None:
-    stream = SelectionStream(agent.SelectPlans, timeout_s=1.0)
+    stream = SelectionStream(agent.SelectPlans, timeout_s=PATIENCE_S)
     first = asyncio.create_task(stream.select(pb.SelectPlanRequest(from_iteration=1)))
     await asyncio.sleep(0)  # it is sent
     first.cancel()

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -198,22 +200,31 @@ def test_whether_a_rank_s_time_is_its_own_travels_and_a_newer_client_s_flags_mea
     assert wire.decode_hello(bytes(frame[wire.HEAD_BYTES :])) == SMALL
 
 
-def test_a_peer_that_trickles_is_cut_off_in_all_not_per_byte(pair: tuple[socket.socket, socket.socket]) -> None:
-    agent, client = pair
-    stop = threading.Event()
+def test_a_peer_that_trickles_is_cut_off_in_all_not_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, frame = 0.0, wire.encode_hello(SMALL)
 
-    def trickle() -> None:
-        for byte in wire.encode_hello(SMALL):
-            if stop.wait(0.02):
-                return
-            client.send(bytes([byte]))
+    class Trickling:
+        """A connection that has another byte each second."""
 
-    sender = threading.Thread(target=trickle)
-    sender.start()
+        received, patience_s = 0, 0.0
+
+        def settimeout(self, patience_s: float) -> None:
+            self.patience_s = patience_s
+
+        def recv(self, _: int) -> bytes:
+            nonlocal now_s
+            now_s += min(1.0, self.patience_s)
+            if self.patience_s < 1.0:
+                raise TimeoutError
+            self.received += 1
+            return frame[self.received - 1 : self.received]
+
+    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert wire.receive_hello(cast(Any, Trickling()), len(frame) + 1.0) == SMALL
+    now_s, slow = 0.0, Trickling()
     with pytest.raises(TimeoutError):
-        wire.receive_hello(agent, 0.1)
-    stop.set()
-    sender.join()
+        wire.receive_hello(cast(Any, slow), 10.5)
+    assert (now_s, slow.received) == (10.5, 10)
 
 
 def test_a_peer_that_hangs_up_or_says_something_else_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:

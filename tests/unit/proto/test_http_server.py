@@ -56,7 +56,7 @@ def serving(address: str) -> Iterator[HttpServer]:
 
 def answers(host: str, port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/", timeout=60) as answer:
             return bool(answer.status == 204)
     except OSError:
         return False
@@ -139,7 +139,7 @@ def renew(files: tuple[Path, Path], common_name: str) -> Authority:
 def verified_by(authority: Authority, port: int) -> bool:
     context = ssl.create_default_context(cadata=authority.certificate.decode())
     try:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}/", timeout=10, context=context) as answer:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/", timeout=60, context=context) as answer:
             return bool(answer.status == 204)
     except OSError:
         return False
