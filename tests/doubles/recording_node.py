@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 from tests.doubles import recording_gpu
 from tests.doubles.recording_trainer import schedule_of
+from tests.waiting import PATIENCE_S
 
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -28,7 +29,6 @@ from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 JOB = "job-uid"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 """The processes import ``tests.doubles`` from there."""
-PATIENCE_S = 60.0
 _PROGRAM = [sys.executable, "-m", "perseus_agent"]
 _CROWD = """
 import os, socket, sys
