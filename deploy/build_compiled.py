@@ -53,7 +53,12 @@ MARKS: Final = Library(
     ),
 )
 LOOPS: Final = Library(
-    ("solver/perseus_solver/compiled/simplex.c", "solver/perseus_solver/compiled/sweeps.c"),
+    (
+        "solver/perseus_solver/compiled/simplex.c",
+        "solver/perseus_solver/compiled/sweeps.c",
+        "solver/perseus_solver/compiled/control.c",
+        "solver/perseus_solver/compiled/execution.c",
+    ),
     "solver/perseus_solver/compiled/library.so",
     SOLVER,
     ("-lm",),

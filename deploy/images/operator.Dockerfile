@@ -44,7 +44,8 @@ RUN machine=$(echo ${TARGETARCH} | sed 's/amd64/x86_64/; s/arm64/aarch64/') \
 
 FROM tools AS library
 COPY solver/perseus_solver/compiled /src
-RUN gcc-target -Wall -Wextra -fPIC -shared -std=c11 -O3 -ffp-contract=off /src/simplex.c /src/sweeps.c -o /library.so -lm \
+RUN gcc-target -Wall -Wextra -fPIC -shared -std=c11 -O3 -ffp-contract=off \
+      /src/simplex.c /src/sweeps.c /src/control.c /src/execution.c -o /library.so -lm \
  && strip-target --strip-unneeded /library.so
 
 FROM tools AS stripped

@@ -105,15 +105,15 @@ def test_the_agent_asks_in_each_iteration_for_what_is_rehearsed(planned: tuple[P
     raise_us, lower_us = (
         np.array([float(of(mhz)) for mhz in range(CLOCKS + 1)]) for of in (lead.raise_us, lead.lower_us)
     )
-    boundaries = np.array(pattern.offsets_us, dtype=float)[:, None]
+    boundaries = np.array(pattern.offsets_us, dtype=float)
     expected = Expected(
-        begin_s=boundaries[::2],
-        end_s=boundaries[1::2],
+        begin_s=boundaries[None, ::2].copy(),
+        end_s=boundaries[None, 1::2].copy(),
         period_s=np.array([float(period)]),
-        clock=np.array(clocks)[:, None],
-        stage_offset=[0, len(clocks)],
+        clock=np.array([clocks]),
+        stage_offset=np.array([0, len(clocks)]),
         leads=Leads(raise_us, lower_us, float(lead.worth_us), float(lead.turn_us)),
-        margin_s=np.zeros((len(clocks), 1)),
+        margin_s=np.zeros((1, len(clocks))),
     )
     begin = repeats // 2 * period
     at, rehearsed = expected.changes(0, 0, 0.0, float(period))

@@ -103,7 +103,7 @@ def test_work_is_conserved_and_energy_lies_between_its_least_and_its_most(
     times = [options.time_s for options in problem.options]
     powers = [options.energy_j / options.time_s for options in problem.options]
     fastest, slowest = (np.array([pick(t) for t in times])[problem.option_of] for pick in (np.min, np.max))
-    takes_s = (found.end_s - found.begin_s).T
+    takes_s = found.end_s - found.begin_s
     assert (takes_s >= fastest * (1 - 1e-9)).all()
     assert (takes_s <= slowest * (1 + 1e-9)).all()
     assert (found.computing_s >= fastest.sum() * (1 - 1e-9)).all()

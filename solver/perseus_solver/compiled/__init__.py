@@ -1,6 +1,6 @@
-"""The solver's inner loops in C: network simplex and sweeps, loaded with ctypes.
+"""The solver's inner loops in C: network simplex, sweeps and rehearsals, loaded with ctypes.
 
-``solver/build_compiled.py`` compiles them when the project is installed. The arrays belong to Python; the C code keeps
+``deploy/build_compiled.py`` compiles them when the project is installed. The arrays belong to Python; the C code keeps
 nothing between two calls. It runs without Python's global lock.
 """
 
@@ -26,6 +26,16 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "sweeps_improve": (_PLANS, ctypes.c_int),
     "sweeps_mix": ((*_OFFERED, _AT, _AT, _NUMBER), ctypes.c_int),
     "sweeps_descend": ((*_OFFERED, _AT, _COUNT, _COUNT, ctypes.c_uint64), ctypes.c_int),
+    "control_requests": ((_AT, _COUNT, _AT, _AT, _AT, _AT, _AT), _COUNT),
+    "control_changes": ((_AT, _COUNT, _COUNT, _NUMBER, _NUMBER, _COUNT, _AT, _AT), _COUNT),
+    "control_timetable": ((_AT, _COUNT, ctypes.c_int32, _COUNT, _AT, _AT, _AT, _AT), _COUNT),
+    "control_start": ((_AT, _COUNT, _COUNT, _AT, _AT, _AT), _COUNT),
+    "control_asked": ((_AT, _COUNT, _AT), _COUNT),
+    "execution_times": ((_AT, _COUNT, _AT, _AT, _AT), None),
+    "execution_iterate": (
+        (_AT, _COUNT, _COUNT, _AT, _NUMBER, ctypes.c_int32, _AT, _AT, _AT, _AT),
+        ctypes.c_int,
+    ),
 }
 """Types of the arguments and of the result."""
 

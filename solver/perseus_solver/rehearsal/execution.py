@@ -1,57 +1,49 @@
 """Execute one iteration of many plans at once, while clocks change late: work goes on at the old clock until then.
 
-Arrays have the axes [rows, plans, samples]; the rows are the instructions of a topological level. The levels are those
-of `perseus_solver.model.simulator`. All else differs from it, because an instruction's progress is followed piece by
-piece, from one clock in effect to the next.
+An instruction's progress is followed piece by piece, from one clock in effect to the next (``compiled/execution.c``).
+
+Calls of a GPU follow each other. A call that has to wait is made with the newest target, as agents do, so at most one
+waits. Changes come into effect in the order of their calls, however long each takes.
+
+The GPUs of a stage that share a driver's lock change one after another, and compute as fast as the slowest. A rise
+counts from the last of them and a fall from the first, but what they draw changes with each. So such a change is two
+steps: one of the speed, and one of the power, when one of them has changed. Each sample follows the power of one GPU,
+all in their turn: their mean would lie in a wait in which most of them do not change.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from perseus_solver.kinds import Floats, Index
+from perseus_solver.compiled import at, library
+from perseus_solver.kinds import Floats, Index, Ints
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.rehearsal.calls import Calls, Luck, StageCalls, Start
 from perseus_solver.rehearsal.clocks import ClockTables
+from perseus_solver.rehearsal.requests import Requests, Start
+
+_CHANGE = np.dtype([("at_s", np.float64), ("clock", np.int32), ("part", np.int32)])
+"""A change on its way: when it comes into effect, to which clock, and whether for speed, power or (0) both."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """What is known of the instructions of a level when they begin; [rows, plans, samples].
+class Latencies:
+    """How long changes take, by the clock that is changed to.
 
     Attributes:
-        rows: int[rows], the instructions.
-        stages: int[rows], their stages.
-        begin_s: when they begin, from the begin of the iteration.
-        takes_s: what they take if the clock stays as it is.
-        before_s, ended_s: begin and end of the instruction before each of them on its stage.
+        p50_s, sigma: float[clocks], median, seconds, and standard deviation of the logarithm.
+        call_s, call_sigma: the same of the driver's calls.
     """
 
-    rows: Index
-    stages: Index
-    begin_s: Floats
-    takes_s: Floats
-    before_s: Floats
-    ended_s: Floats
-
-
-class Control(Protocol):
-    """What the agents of all plans ask for in one iteration.
-
-    Attributes:
-        slots: int[n], how many requests an instruction has at most.
-    """
-
-    @property
-    def slots(self) -> Index: ...  # noqa: D102
-
-    def due(self, slot: int, begun: Begun) -> tuple[Floats, Index, np.ndarray]:
-        """Return when each request of a slot is made, for which clock, and where there is one."""
-        ...
+    p50_s: Floats
+    sigma: Floats
+    call_s: float
+    call_sigma: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,26 +52,45 @@ class Draws:
 
     Attributes:
         work: float[n, samples], time of each instruction as a share of its profile's.
-        luck: [slots, n, samples], how slow changes are.
+        normal: float[slots, n, samples, gpus], how slow the changes of each request of an instruction are, on each of
+            the GPUs of its stage that change one after another.
+        latencies: what that means in seconds.
     """
 
     work: Floats
-    luck: Luck
+    normal: Floats
+    latencies: Latencies
 
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """What the iterations so far have left, for the next one.
+    """What the iterations so far have left, for the next one: calls, clocks in effect and on their way.
 
     Attributes:
-        calls: clocks in effect and on their way.
         elapsed_s: float[plans, samples], duration of the last iteration.
-        before_s: float[2, stages, plans, samples], begin and end of the last instruction of each stage.
+        queue: [plans, stages, room, samples], changes on their way, those from ``head`` to ``tail``.
+        asked: int32[plans, stages], clocks that were asked for last.
+        clock, power: int32[plans, stages, samples], clocks in effect for speed and for power.
+        head, tail: int32[plans, stages, samples].
+        called_s, free_s, last_s: float[plans, stages, samples], when the last call began and ended, and when the last
+            change on its way comes into effect.
+        begin_s, end_s: float[plans, stages, samples], of the last instruction of each stage.
+        steps: of a change: two where the GPUs of a stage change one after another.
     """
 
-    calls: Calls
     elapsed_s: Floats
-    before_s: Floats
+    queue: npt.NDArray[Any]
+    asked: Ints
+    clock: Ints
+    power: Ints
+    head: Ints
+    tail: Ints
+    called_s: Floats
+    free_s: Floats
+    last_s: Floats
+    begin_s: Floats
+    end_s: Floats
+    steps: int
 
     @classmethod
     def begin(cls, start: Start, samples: int, *, one_by_one: bool) -> Course:
@@ -90,9 +101,35 @@ class Course:
             samples: number of samples.
             one_by_one: the GPUs of a stage change one after another.
         """
-        stages, plans = start.clock.shape
-        calls = Calls(start, samples, one_by_one=one_by_one)
-        return cls(calls, np.zeros((plans, samples)), np.zeros((2, stages, plans, samples)))
+        plans, stages = start.clock.shape
+        coming = np.diff(start.first)
+        queue = np.zeros((plans * stages, int(coming.max(initial=0)), samples), dtype=_CHANGE)
+        cell = np.repeat(np.arange(plans * stages), coming)
+        place = np.arange(len(cell)) - start.first[cell]
+        queue["at_s"][cell, place], queue["clock"][cell, place] = start.effect_s[:, None], start.target[:, None]
+        asked, last_s, some = start.clock.ravel().copy(), np.full(plans * stages, -np.inf), coming > 0
+        newest = start.first[1:][some] - 1
+        asked[some], last_s[some] = start.target[newest], start.effect_s[newest]
+        shape = plans, stages, samples
+
+        def each(values: npt.NDArray[Any]) -> Any:
+            return np.repeat(values.reshape(-1), samples).reshape(shape)
+
+        return cls(
+            elapsed_s=np.zeros((plans, samples)),
+            queue=queue.reshape(plans, stages, -1, samples),
+            asked=asked,
+            clock=each(start.clock),
+            power=each(start.clock),
+            head=np.zeros(shape, dtype=np.int32),
+            tail=each(coming.astype(np.int32)),
+            called_s=np.full(shape, -np.inf),
+            free_s=np.full(shape, -np.inf),
+            last_s=each(last_s),
+            begin_s=np.zeros(shape),
+            end_s=np.zeros(shape),
+            steps=2 if one_by_one else 1,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +141,8 @@ class Iteration:
         computing_s: float[plans, samples], time spent computing, over all stages.
         below_s, above_s: float[plans, samples], the parts of it below and above the planned clock.
         calls: float[plans, samples], calls to the driver.
-        begin_s, end_s: float[n, plans, samples], of each instruction, by the simulator's ``order``.
+        begin_s, end_s: float[plans, n], of each instruction in the mean.
+        scatter_s: float[plans, n], standard deviation of its begin.
     """
 
     time_s: Floats
@@ -115,6 +153,7 @@ class Iteration:
     calls: Floats
     begin_s: Floats
     end_s: Floats
+    scatter_s: Floats
 
 
 class Executor:
@@ -129,151 +168,104 @@ class Executor:
         self.problem = problem
         self.simulator = Simulator(problem)
         self.tables = ClockTables.of(problem)
-        self._stage = problem.schedule.stage.astype(np.intp)
-        self._table = problem.option_of.astype(np.intp)
+        into = np.argsort(problem.edge_to, kind="stable")
+        self._arrays = (
+            self.simulator.order.astype(np.int64),
+            problem.schedule.stage.astype(np.int64),
+            problem.option_of.astype(np.int64),
+            problem.edge_to[into].searchsorted(np.arange(problem.instructions + 1)).astype(np.int64),
+            problem.edge_from[into].astype(np.int64),
+            np.ascontiguousarray(problem.edge_delay_s[into], np.float64),
+            np.ascontiguousarray(self.tables.time_s),
+            np.ascontiguousarray(self.tables.mixed_power_w(problem.blocking_power_w)),
+        )
+        sizes = problem.instructions, problem.stages, len(self.tables.mhz)
+        self._machine = _Machine(*sizes, *(array.ctypes.data for array in self._arrays))
 
-    def begin_s(self, end_s: Floats) -> Floats:
-        """Return when instructions begin that end at these times, float[n, plans], as the latest of what they wait for.
+    def times_s(self, duration_s: Floats) -> tuple[Floats, Floats]:
+        """Return when instructions begin and end that take these times, float[plans, n] each, in seconds."""
+        begin_s, end_s = np.empty(duration_s.shape), np.empty(duration_s.shape)
+        library().execution_times(ctypes.byref(self._machine), len(duration_s), at(duration_s), at(begin_s), at(end_s))
+        return begin_s, end_s
 
-        It is what an execution adds durations to, to the last bit, which the end less the duration is not.
-        """
-        simulator = self.simulator
-        ends = np.vstack([end_s[simulator.order], np.zeros((1, end_s.shape[1]))])
-        begins = np.empty_like(end_s)
-        for low, high, looks, waits in simulator.levels:
-            begins[low:high] = _ready(ends, looks, waits)
-        return begins[simulator.rank]
-
-    def iterate(self, planned: Index, control: Control, course: Course, draws: Draws) -> Iteration:
+    def iterate(self, planned: Index, requests: Requests, course: Course, draws: Draws) -> Iteration:
         """Execute one iteration of a run.
 
         Args:
-            planned: int[n, plans], planned clocks as positions in ``tables.mhz``; negative where an instruction sets
+            planned: int[plans, n], planned clocks as positions in ``tables.mhz``; negative where an instruction sets
                 none.
-            control: what the agents ask for.
+            requests: what the agents ask for.
             course: what the iteration before has left; replaced by what this one leaves.
             draws: random numbers.
+
+        Raises:
+            MemoryError: there is too little memory for the work arrays.
         """
-        problem, simulator, tables = self.problem, self.simulator, self.tables
-        n, (plans, samples), calls = problem.instructions, course.elapsed_s.shape, course.calls
-        before_s = course.before_s
-        before_s -= course.elapsed_s
-        room = np.add.reduceat(control.slots, problem.stage_offset[:-1]).max(initial=0)
-        calls.renew(int(room), course.elapsed_s)
-        begins, ends = np.empty((n, plans, samples)), np.zeros((n + 1, plans, samples))
-        work = _Work(tables, problem.blocking_power_w, plans, samples)
-        for low, high, looks, waits in simulator.levels:
-            rows = simulator.order[low:high]
-            stages = self._stage[rows]
-            begin = _ready(ends, looks, waits)
-            level = calls.of(stages)
-            work.begin(self._table[rows], planned[rows], begin, draws.work[rows])
-            work.wait(level)
-            used = int(control.slots[rows].max())
-            if used:
-                begun = Begun(rows, stages, begin, work.takes_s(level), before_s[0][stages], before_s[1][stages])
-                for slot in range(used):
-                    level.ask(*control.due(slot, begun), draws.luck.of(slot, rows))
-                work.wait(level)
-            end = work.finish(level)
-            level.keep()
-            before_s[0][stages], before_s[1][stages] = begin, end
-            begins[low:high], ends[low:high] = begin, end
-        time_s = ends.max(axis=0) + problem.overhead_s
-        course.elapsed_s = time_s
-        waiting_s = problem.stages * time_s - work.computing_s
-        return Iteration(
-            time_s=time_s,
-            energy_j=work.energy_j + problem.blocking_power_w * waiting_s,
-            computing_s=work.computing_s,
-            below_s=work.below_s,
-            above_s=work.above_s,
-            calls=calls.made,
-            begin_s=begins,
-            end_s=ends[:n],
+        problem, latencies = self.problem, draws.latencies
+        (plans, samples), (slots, *_, gpus) = course.elapsed_s.shape, draws.normal.shape
+        pending = int((course.tail - course.head).max(initial=0))
+        room = pending + course.steps * requests.of_stage(problem.stage_offset)
+        queue = np.empty((plans, problem.stages, room, samples), dtype=_CHANGE)
+        energy_j, computing_s, below_s, above_s, calls = (np.zeros((plans, samples)) for _ in range(5))
+        begin_s, end_s, scatter_s = (np.empty((plans, problem.instructions)) for _ in range(3))
+        asks = _Requests(
+            at(requests.first, np.int64),
+            at(requests.after_s),
+            None if requests.share is None else at(requests.share),
+            at(requests.clock, np.int32),
+            at(requests.moment, np.int32),
         )
+        luck = _Luck(
+            gpus, slots, at(draws.work), at(draws.normal), at(latencies.p50_s), at(latencies.sigma),
+            latencies.call_s, latencies.call_sigma,
+        )  # fmt: skip
+        state = _Course(
+            course.queue.shape[2], room, course.queue.ctypes.data, queue.ctypes.data,
+            *(at(getattr(course, name), np.int32) for name in ("asked", "clock", "power", "head", "tail")),
+            *(at(getattr(course, name)) for name in ("called_s", "free_s", "last_s", "begin_s", "end_s", "elapsed_s")),
+        )  # fmt: skip
+        outcome = _Outcome(*map(at, (energy_j, computing_s, below_s, above_s, calls, begin_s, end_s, scatter_s)))
+        failed = library().execution_iterate(
+            ctypes.byref(self._machine), plans, samples, at(planned, np.int64), problem.overhead_s, course.steps,
+            *map(ctypes.byref, (asks, luck, state, outcome)),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError
+        course.queue = queue
+        time_s = course.elapsed_s.copy()
+        energy_j += problem.blocking_power_w * (problem.stages * time_s - computing_s)
+        return Iteration(time_s, energy_j, computing_s, below_s, above_s, calls, begin_s, end_s, scatter_s)
 
 
-def _ready(ends: Floats, looks: tuple[Index, ...], waits: tuple[Floats, ...] | None) -> Floats:
-    """Return when all predecessors of a level's instructions have ended; see `Simulator.levels`."""
-    ready: Floats = ends.take(looks[0], axis=0)
-    if waits is None:
-        for look in looks[1:]:
-            np.maximum(ready, ends[look], out=ready)
-        return ready
-    shape = (-1,) + (1,) * (ends.ndim - 1)
-    ready += waits[0].reshape(shape)
-    for look, wait in zip(looks[1:], waits[1:], strict=True):
-        np.maximum(ready, ends[look] + wait.reshape(shape), out=ready)
-    return ready
+class _Machine(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "stages", "clocks")),
+        *((name, ctypes.c_void_p) for name in ("order", "stage", "table", "first", "near", "delay", "time", "power")),
+    )
 
 
-class _Work:
-    """Follows the work of the instructions of a level, and sums up time and energy over all levels.
+class _Requests(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("first", "after", "share", "clock", "moment"))
 
-    Attributes:
-        energy_j, computing_s, below_s, above_s: float[plans, samples], see `Iteration`.
-    """
 
-    def __init__(self, tables: ClockTables, blocking_w: float, plans: int, samples: int) -> None:
-        self._clocks = len(tables.mhz)
-        self._time_s, self._power_w = tables.time_s.ravel(), tables.mixed_power_w(blocking_w).ravel()
-        self.energy_j, self.computing_s, self.below_s, self.above_s = (np.zeros((plans, samples)) for _ in range(4))
+class _Luck(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("gpus", "slots")),
+        *((name, ctypes.c_void_p) for name in ("work", "normal", "p50", "sigma")),
+        *((name, ctypes.c_double) for name in ("call", "call_sigma")),
+    )
 
-    def begin(self, table: Index, planned: Index, begin_s: Floats, work: Floats) -> None:
-        """Begin the instructions of a level; ``planned`` is int[rows, plans], ``work`` float[rows, samples]."""
-        shape = begin_s.shape
-        self._shape, self._samples = shape, shape[1] * shape[2]
-        self._first = np.repeat(table * self._clocks, self._samples)
-        self._planned = np.repeat(planned.ravel(), shape[2])
-        self._at_s = begin_s.ravel()
-        self._left = np.broadcast_to(work[:, None, :], shape).ravel()
 
-    def wait(self, calls: StageCalls) -> None:
-        """Bring into effect what comes before the begin."""
-        while (at := np.flatnonzero(calls.next_s <= self._at_s)).size:
-            calls.take_effect(at)
+class _Course(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("room_before", "room")),
+        *((name, ctypes.c_void_p) for name in ("queue_before", "queue", "asked", "clock", "power", "head", "tail")),
+        *((name, ctypes.c_void_p) for name in ("called", "free", "last", "begin", "end", "elapsed")),
+    )
 
-    def takes_s(self, calls: StageCalls) -> Floats:
-        """Return what the instructions take if the clocks stay as they are."""
-        takes: Floats = (self._left * self._time_s[self._first + calls.clock]).reshape(self._shape)
-        return takes
 
-    def finish(self, calls: StageCalls) -> Floats:
-        """Do the work, from one clock in effect to the next, and return when it ends."""
-        at, clock, power, next_s = np.arange(self._at_s.size), calls.clock, calls.power, calls.next_s
-        first, from_s, left = self._first, self._at_s, self._left
-        ends = np.empty_like(from_s)
-        while True:
-            place = first + clock
-            time_s = self._time_s[place]
-            end_s = from_s + left * time_s
-            until_s = np.minimum(end_s, next_s)
-            self._add(at, until_s - from_s, self._power_w[place * self._clocks + power], clock)
-            ends[at] = end_s
-            changes = np.flatnonzero(next_s < end_s)
-            if not changes.size:
-                return ends.reshape(self._shape)
-            at, first = at[changes], first[changes]
-            left = left[changes] - (until_s[changes] - from_s[changes]) / time_s[changes]
-            from_s = until_s[changes]
-            calls.take_effect(at)
-            clock, power, next_s = calls.clock[at], calls.power[at], calls.next_s[at]
-
-    def _add(self, at: Index, seconds: Floats, power_w: Floats, clock: Index) -> None:
-        planned = self._planned[at]
-        below, above = clock < planned, (clock > planned) & (planned >= 0)
-        self.energy_j += self._by_sample(at, seconds * power_w)
-        self.computing_s += self._by_sample(at, seconds)
-        if below.any():
-            self.below_s += self._by_sample(at, seconds * below)
-        if above.any():
-            self.above_s += self._by_sample(at, seconds * above)
-
-    def _by_sample(self, at: Index, values: Floats) -> Floats:
-        """Sum over the instructions of the level; all of them, in order, are summed faster."""
-        if len(at) == len(self._planned):
-            whole: Floats = values.reshape(self._shape).sum(axis=0)
-            return whole
-        part = np.bincount(at % self._samples, weights=values, minlength=self._samples).astype(np.float64)
-        return part.reshape(self._shape[1:])
+class _Outcome(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("energy", "computing", "below", "above", "calls", "begin", "end", "scatter")
+    )

@@ -11,97 +11,74 @@ import numpy as np
 
 from perseus_solver.kinds import Floats, Index, Kind
 from perseus_solver.model.problem import Problem
-from perseus_solver.rehearsal.calls import Start
-from perseus_solver.rehearsal.execution import Begun
 from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.requests import Moment, Requests, Start
 
 
-class HostEnds:
-    """Asks for the clock of the next instruction when the host marks the end of the one before.
+def highest_clocks(planned: Index, stage_offset: list[int]) -> Start:
+    """Return the start of a run with the highest clock of each stage; ``planned`` is int[plans, n]."""
+    highest = np.stack([planned[:, low:high].max(axis=1) for low, high in itertools.pairwise(stage_offset)], axis=1)
+    none = np.zeros(0)
+    return Start(
+        np.maximum(highest, 0).astype(np.int32), np.zeros(highest.size + 1, dtype=np.int64), none, none.astype(np.int32)
+    )
+
+
+def host_ends(problem: Problem, hardware: Hardware, planned: Index) -> Requests:
+    """Return requests for the clock of the next instruction, made when the host marks the end of the one before.
 
     Hosts that wait for the GPU mark right (`Marks.GPU`), or wait after each transfer only and mark the end when the
     instruction is launched (`Marks.SYNCHRONISED`, as Megatron's 1F1B does). Others launch until the queue is full
     (`Marks.RUN_AHEAD`): a launch then waits until the GPU has reached the kernel one queue before it.
 
-    Attributes:
-        slots: int[n], requests of each instruction.
-        start: the clocks with which a run begins: the highest of each stage.
+    Args:
+        problem: the problem.
+        hardware: who marks, and how fast hosts launch.
+        planned: int[plans, n], positions of clocks; negative where an instruction sets none.
     """
+    offset = problem.stage_offset.tolist()
+    kinds = np.array([int(options.kind) for options in problem.options])[problem.option_of]
+    kernels = np.array([hardware.kernels[Kind(kind)] for kind in kinds.tolist()], dtype=np.float64)
+    owner, marked = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+    share = np.empty(0)
+    for low, high in itertools.pairwise(offset):
+        rows = np.arange(low, high)
+        owners, shares = _waits(rows, kernels[low:high], hardware)
+        owner, marked, share = np.append(owner, owners), np.append(marked, rows), np.append(share, shares)
+    order = np.lexsort((marked, owner))
+    owner, marked, share = owner[order], marked[order], share[order]
+    plans = len(planned)
+    first = owner.searchsorted(np.arange(problem.instructions))
+    moment = {Marks.GPU: Moment.AT_END, Marks.SYNCHRONISED: Moment.LAUNCHED}.get(hardware.marks, Moment.AHEAD)
+    return Requests(
+        first=np.append((np.arange(plans)[:, None] * len(owner) + first).ravel(), plans * len(owner)),
+        after_s=np.tile(kernels[marked] * hardware.launch_s, plans),
+        clock=_next_clocks(planned, offset)[:, marked].ravel().astype(np.int32),
+        moment=np.full(plans * len(owner), moment, dtype=np.int32),
+        share=np.tile(share, plans),
+    )
 
-    def __init__(self, problem: Problem, hardware: Hardware, planned: Index) -> None:
-        """Prepare the marks of all instructions.
 
-        Args:
-            problem: the problem.
-            hardware: who marks, and how fast hosts launch.
-            planned: int[n, plans], positions of clocks; negative where an instruction sets none.
-        """
-        n = len(planned)
-        kinds = np.array([int(options.kind) for options in problem.options])[problem.option_of]
-        kernels = np.array([hardware.kernels[Kind(kind)] for kind in kinds.tolist()], dtype=np.float64)
-        self._marks, self._offset = hardware.marks, problem.stage_offset.tolist()
-        self._launch_s = kernels * hardware.launch_s
-        highest = np.stack([planned[low:high].max(axis=0) for low, high in itertools.pairwise(self._offset)])
-        none = np.zeros((0, *highest.shape))
-        self.start = Start(np.maximum(highest, 0), none, none.astype(np.intp))
-        self._next = _next_clocks(planned, self._offset)
-        owners: list[list[tuple[int, float]]] = [[] for _ in range(n)]
-        for low, high in itertools.pairwise(self._offset):
-            self._place(owners, np.arange(low, high), kernels[low:high], hardware.launch_queue)
-        self.slots = np.array([len(own) for own in owners], dtype=np.intp)
-        shape = (int(self.slots.max(initial=0)), n)
-        self._marked = np.zeros(shape, dtype=np.intp)
-        self._share = np.zeros(shape)
-        self._used = np.zeros(shape, dtype=np.bool_)
-        for row, own in enumerate(owners):
-            for slot, (marked, share) in enumerate(own):
-                self._marked[slot, row], self._share[slot, row], self._used[slot, row] = marked, share, True
-        self._host_s: dict[int, Floats] = {}
-
-    def _place(self, owners: list[list[tuple[int, float]]], rows: Index, kernels: Floats, queue: int) -> None:
-        """Assign each mark to the instruction for which it waits, and to the share of that which must be done."""
-        if self._marks is not Marks.RUN_AHEAD:
-            for i, row in enumerate(rows.tolist()):
-                after = int(rows[(i + 1) % len(rows)])
-                owners[after if self._marks is Marks.GPU else row].append((row, 0.0))
-            return
-        done = np.cumsum(kernels)
-        for i, row in enumerate(rows.tolist()):
-            reached = done[i] - queue  # kernels that the GPU must have done before the last is launched
-            j = int(done.searchsorted(reached, side="left"))
-            share = (reached - (done[j] - kernels[j])) / kernels[j]
-            owners[int(rows[j])].append((row, float(max(share, -1.0)) if reached > 0 else -1.0))
-
-    def due(self, slot: int, begun: Begun) -> tuple[Floats, Index, np.ndarray]:
-        """Return when each request of a slot is made, for which clock, and where there is one."""
-        rows = begun.rows
-        marked, used = self._marked[slot, rows], self._used[slot, rows]
-        clock = self._next[marked][:, :, None]
-        made = used[:, None, None] & (clock >= 0)
-        if self._marks is Marks.GPU:
-            return begun.ended_s, clock, made
-        launch_s = self._launch_s[marked][:, None, None]
-        if self._marks is Marks.SYNCHRONISED:
-            return begun.begin_s + np.minimum(launch_s, begun.takes_s), clock, made
-        share = self._share[slot, rows][:, None, None]
-        reached_s = np.where(share >= 0, begun.begin_s + share * begun.takes_s, -np.inf)
-        due_s = np.empty_like(begun.begin_s)
-        for k, (row, stage) in enumerate(zip(rows.tolist(), begun.stages.tolist(), strict=True)):
-            if row == self._offset[stage] and slot == 0:
-                self._host_s[stage] = np.zeros_like(begun.begin_s[k])  # the host begins the iteration with the GPU
-            if used[k]:
-                self._host_s[stage] = np.maximum(self._host_s[stage] + launch_s[k], reached_s[k])
-            due_s[k] = self._host_s[stage]
-        return due_s, clock, made
+def _waits(rows: Index, kernels: Floats, hardware: Hardware) -> tuple[Index, Floats]:
+    """Return, for the mark of each instruction of a stage, the instruction for which it waits, and the share of that
+    which must be done; negative if nothing must.
+    """
+    if hardware.marks is not Marks.RUN_AHEAD:
+        return np.roll(rows, -1) if hardware.marks is Marks.GPU else rows, np.full(len(rows), -1.0)
+    done = np.cumsum(kernels)
+    reached = done - hardware.launch_queue  # kernels that the GPU must have done before the last is launched
+    at = done.searchsorted(reached, side="left")
+    share = (reached - (done[at] - kernels[at])) / kernels[at]
+    return rows[at], np.where(reached > 0, np.maximum(share, -1.0), -1.0)
 
 
 def _next_clocks(planned: Index, offset: list[int]) -> Index:
-    """Return the clock of the next instruction that sets one, [n, plans], around the end of each stage's iteration."""
+    """Return the clock of the next instruction that sets one, [plans, n], around the end of each stage's iteration."""
     following = np.full_like(planned, -1)
     for low, high in itertools.pairwise(offset):
-        own = planned[low:high]
-        sets = np.flatnonzero((own >= 0).any(axis=1))
+        own = planned[:, low:high]
+        sets = np.flatnonzero((own >= 0).any(axis=0))
         if len(sets):
             at = np.searchsorted(sets, np.arange(1, high - low + 1)) % len(sets)
-            following[low:high] = own[sets[at]]
+            following[:, low:high] = own[:, sets[at]]
     return following

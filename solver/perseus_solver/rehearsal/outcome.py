@@ -20,11 +20,11 @@ from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.model.simulator import Choice
-from perseus_solver.rehearsal.calls import Latencies, Luck
-from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Leads, Timetable, timetable
-from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
+from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Leads
+from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration, Latencies
 from perseus_solver.rehearsal.hardware import Hardware, Marks
-from perseus_solver.rehearsal.host import HostEnds
+from perseus_solver.rehearsal.host import highest_clocks, host_ends
+from perseus_solver.rehearsal.requests import Requests, Start
 
 SAMPLES = 64
 """Runs of each plan: enough for a 95th percentile between the third and the fourth largest of them."""
@@ -38,8 +38,8 @@ _SHARES = (np.arange(100) + 0.5) / 100
 """Probabilities whose times have the mean of all."""
 _COUNTED = 2
 """Iterations that count: half of the samples each. One before them shows the agents what to expect."""
-_COLUMNS = 4096
-"""Plans × samples at once. More would leave the processor's caches."""
+_COLUMNS = 1 << 14
+"""Plans × samples at once, which limits memory."""
 
 
 class Rule(StrEnum):
@@ -64,8 +64,8 @@ class Rehearsal:
         computing_s: GPU time spent computing, over all stages.
         below_s, above_s: the parts of it below and above the planned clock.
         calls: calls to the driver in an iteration.
-        begin_s, end_s: float[n, plans], when each instruction began and ended in the mean of the last iteration.
-        scatter_s: float[n, plans], how much its begin scattered, where marks do not correct that; else zero.
+        begin_s, end_s: float[plans, n], when each instruction began and ended in the mean of the last iteration.
+        scatter_s: float[plans, n], how much its begin scattered, where marks do not correct that; else zero.
         pipelines: of the job, each with the plan.
         waiting_w: power of a pipeline that waits for the others, watts.
     """
@@ -85,8 +85,8 @@ class Rehearsal:
     def of_plan(self, plan: int) -> Rehearsal:
         """Return what became of one of the plans."""
         one = slice(plan, plan + 1)
-        parts: dict[str, Any] = {name: getattr(self, name)[one] for name in _BY_SAMPLE}
-        return replace(self, **parts, **{name: getattr(self, name)[:, one] for name in _BY_INSTRUCTION})
+        parts: dict[str, Any] = {name: getattr(self, name)[one] for name in (*_BY_SAMPLE, *_BY_INSTRUCTION)}
+        return replace(self, **parts)
 
     def time_kept_s(self, confidence: float) -> Floats:
         """Return the iteration time of the job that each plan keeps with a probability, float[plans] in seconds.
@@ -199,7 +199,7 @@ def plans_as_asked(
     problem, mhz = executor.problem, executor.tables.mhz
     planned = _planned(executor, frequencies_mhz)
     seen = _Seen(found.begin_s, found.end_s, found.time_s.mean(axis=1), found.scatter_s)
-    asked = _expected(executor, hardware, planned, seen).asked().T
+    asked = _expected(executor, hardware, planned, seen).asked()
     plans = frequencies_mhz.copy()
     for table, options in enumerate(problem.options):
         own, measured = problem.option_of == table, np.sort(options.frequency_mhz)
@@ -211,23 +211,21 @@ def plans_as_asked(
 
 def joined(parts: list[Rehearsal]) -> Rehearsal:
     """Join the plans of several rehearsals of one job, of equally many samples."""
-
-    def whole(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for part in parts], axis=1 if name in _BY_INSTRUCTION else 0)
-
-    return replace(parts[0], **{name: whole(name) for name in (*_BY_SAMPLE, *_BY_INSTRUCTION)})
+    names = *_BY_SAMPLE, *_BY_INSTRUCTION
+    whole: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], **whole)
 
 
 def _planned(executor: Executor, frequencies_mhz: np.ndarray) -> Index:
-    """Return int[n, plans], planned clocks as positions in the tables; `NO_CLOCK` where an instruction sets none."""
-    sets = executor.tables.sets_clock[executor.problem.option_of][:, None]
-    planned: Index = np.where(sets, executor.tables.positions(frequencies_mhz.T), NO_CLOCK)
+    """Return int[plans, n], planned clocks as positions in the tables; `NO_CLOCK` where an instruction sets none."""
+    sets = executor.tables.sets_clock[executor.problem.option_of]
+    planned: Index = np.where(sets, executor.tables.positions(frequencies_mhz), NO_CLOCK)
     return planned
 
 
 class _Seen(NamedTuple):
-    """What agents have seen of iterations: when instructions begin and end, float[n, plans], the time from one to the
-    next, float[plans], and the scatter of begins that marks do not correct, float[n, plans]; seconds.
+    """What agents have seen of iterations: when instructions begin and end, float[plans, n], the time from one to the
+    next, float[plans], and the scatter of begins that marks do not correct, float[plans, n]; seconds.
     """
 
     begin_s: Floats
@@ -238,12 +236,12 @@ class _Seen(NamedTuple):
 
 def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _Seen) -> Expected:
     """Return what agents expect of an iteration after those they have seen."""
-    offset = executor.problem.stage_offset.tolist()
+    offset = executor.problem.stage_offset.astype(np.intp)
     if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
         planned = planned.copy()
-        for low, high in itertools.pairwise(offset):
-            own = planned[low:high]
-            own[:] = np.where(own >= 0, own.max(axis=0), own)
+        for low, high in itertools.pairwise(offset.tolist()):
+            own = planned[:, low:high]
+            own[:] = np.where(own >= 0, own.max(axis=1, keepdims=True), own)
     # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
     error = 0.0 if hardware.marks is Marks.EVENTS else hardware.noise
     mhz = executor.tables.mhz.tolist()
@@ -284,9 +282,8 @@ class _Run:
             call_s=hardware.latency.call_s,
             call_sigma=hardware.latency.sigma,
         )
-        end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
-        begin_s, period_s = executor.begin_s(end_s), end_s.max(axis=0) + executor.problem.overhead_s
-        seen = _Seen(begin_s, end_s, period_s, np.zeros(begin_s.shape))
+        begin_s, end_s = executor.times_s(executor.simulator.duration_s(choices))
+        seen = _Seen(begin_s, end_s, end_s.max(axis=1) + executor.problem.overhead_s, np.zeros(begin_s.shape))
         self._expected = _expected(executor, hardware, self._planned, seen)
 
     def result(self, samples: int, random: np.random.Generator, *, steady: bool) -> Rehearsal:
@@ -309,27 +306,28 @@ class _Run:
 
     def _iterations(self, samples: int, random: np.random.Generator, iterations: int) -> Iterator[Iteration]:
         """Yield consecutive iterations; each corrects what the agents expect of the next."""
-        hardware, rank = self._hardware, self._executor.simulator.rank
+        hardware = self._hardware
         course: Course | None = None
         for _ in range(iterations):
-            control = self._control()
+            requests = self._requests()
             if course is None:
-                start = control.start if isinstance(control, HostEnds) else self._expected.start()
-                course = Course.begin(start, samples, one_by_one=hardware.gpus_per_lock > 1)
-            draws = self._draws(int(control.slots.max(initial=0)), samples, random)
-            iteration = self._executor.iterate(self._planned, control, course, draws)
-            begin_s, end_s = (values.mean(axis=2)[rank] for values in (iteration.begin_s, iteration.end_s))
-            scatter_s = np.zeros(begin_s.shape)
-            if hardware.marks is Marks.EVENTS:
-                scatter_s = iteration.begin_s.std(axis=2)[rank]
-            seen = _Seen(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+                course = Course.begin(self._start(), samples, one_by_one=hardware.gpus_per_lock > 1)
+            draws = self._draws(requests.of_instruction, samples, random)
+            iteration = self._executor.iterate(self._planned, requests, course, draws)
+            scatter_s = iteration.scatter_s if hardware.marks is Marks.EVENTS else np.zeros(iteration.begin_s.shape)
+            seen = _Seen(iteration.begin_s, iteration.end_s, iteration.time_s.mean(axis=1), scatter_s)
             self._expected = _expected(self._executor, hardware, self._planned, seen)
             yield iteration
 
-    def _control(self) -> Timetable | HostEnds:
+    def _requests(self) -> Requests:
         if self._rule is Rule.HOST_ENDS:
-            return HostEnds(self._executor.problem, self._hardware, self._planned)
-        return timetable(self._expected, corrected=self._hardware.marks is not Marks.EVENTS)
+            return host_ends(self._executor.problem, self._hardware, self._planned)
+        return self._expected.timetable(corrected=self._hardware.marks is not Marks.EVENTS)
+
+    def _start(self) -> Start:
+        if self._rule is Rule.HOST_ENDS:
+            return highest_clocks(self._planned, self._executor.problem.stage_offset.tolist())
+        return self._expected.start()
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:
         """Return random numbers of one iteration; plans that need fewer slots than others see the same in theirs."""
@@ -341,4 +339,4 @@ class _Run:
         normal = np.empty((slots, n, samples, gpus))
         for slot in range(slots):
             normal[slot] = latency.standard_normal((n, samples, gpus))
-        return Draws(share, Luck(normal, self._latencies))
+        return Draws(share, normal, self._latencies)
