@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.doubles.slow_execution import SlowExecution
 
 from perseus_proto.latency import SwitchLatency
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
-from perseus_solver.rehearsal.control import Leads, requests
-from perseus_solver.rehearsal.execution import Executor
+from perseus_solver.rehearsal.control import Expected, Leads, requests
+from perseus_solver.rehearsal.execution import Course, Draws, Executor, Latencies
+from perseus_solver.rehearsal.host import highest_clocks, host_ends
 from perseus_solver.rehearsal.outcome import plans_as_asked
+from perseus_solver.rehearsal.requests import Moment
 from perseus_solver.schedules import build_schedule, with_constants
 from perseus_solver.switching.reduction import clock_changes
 
@@ -74,6 +77,106 @@ def hardware(
 ) -> Hardware:
     latency = SwitchLatency(p50_s, p99_s, call_s, gpus > 1, "a test")
     return Hardware("made up", latency, marks, noise=noise, gpus_per_lock=gpus)
+
+
+def expected_of(executor: Executor, plans: np.ndarray, lead_s: float, worth_s: float) -> Expected:
+    """What agents expect of plans that run as planned, with leads that differ from clock to clock."""
+    problem, simulator, tables = executor.problem, executor.simulator, executor.tables
+    begin_s, end_s = executor.times_s(simulator.duration_s(simulator.choice_of(plans)))
+    sets = tables.sets_clock[problem.option_of]
+    raise_s = lead_s * np.linspace(0.5, 1.5, len(tables.mhz))
+    return Expected(
+        begin_s=begin_s,
+        end_s=end_s,
+        period_s=end_s.max(axis=1) + problem.overhead_s,
+        clock=np.where(sets, tables.positions(plans), -1),
+        stage_offset=problem.stage_offset.astype(np.intp),
+        leads=Leads(raise_s, 0.7 * raise_s, worth_s, worth_s / 2),
+        margin_s=np.zeros(begin_s.shape),
+    )
+
+
+@LAW
+@given(
+    problems(),
+    st.sampled_from(["timetable", "uncorrected", *(mark for mark in Marks if mark is not Marks.EVENTS)]),
+    st.floats(0.0, 1.5),
+    st.sampled_from([1, 4]),
+    st.integers(0, 2**32 - 1),
+)
+def test_an_execution_is_that_of_one_instruction_after_the_other(
+    problem: Problem, control: str, p50_s: float, gpus: int, seed: int
+) -> None:
+    """To the last bit, in iterations that follow each other; energies are sums in whatever order."""
+    executor, plans, random = Executor(problem), plans_of(problem), np.random.default_rng(seed)
+    expected = expected_of(executor, plans, 1.2 * p50_s, p50_s / 2)
+    timetable = control in ("timetable", "uncorrected")
+    if timetable:
+        asked, start = expected.timetable(corrected=control == "timetable"), expected.start()
+    else:
+        launches = replace(hardware(marks=Marks(control)), launch_s=1e-3)
+        asked = host_ends(problem, launches, expected.clock)
+        start = highest_clocks(expected.clock, problem.stage_offset.tolist())
+    clocks = len(executor.tables.mhz)
+    latencies = Latencies(p50_s * random.uniform(0.5, 2.0, clocks), random.uniform(0.0, 0.7, clocks), p50_s / 3, 0.4)
+    samples = 2
+    course = Course.begin(start, samples, one_by_one=gpus > 1)
+    slow = [[SlowExecution(executor, start, plan, s) for s in range(samples)] for plan in range(len(plans))]
+    for _ in range(3):
+        work = random.uniform(0.9, 1.1, (problem.instructions, samples))
+        normal = random.standard_normal((asked.of_instruction, problem.instructions, samples, gpus))
+        draws = Draws(work, normal, latencies)
+        found = executor.iterate(expected.clock, asked, course, draws)
+        for plan, clock in enumerate(expected.clock.tolist()):
+            each = [slow[plan][s].iterate(clock, asked, draws) for s in range(samples)]
+            assert found.time_s[plan].tolist() == [one["time_s"] for one in each]
+            assert found.calls[plan].tolist() == [one["calls"] for one in each]
+            for name in ("energy_j", "computing_s", "below_s", "above_s"):
+                wanted = pytest.approx([one[name] for one in each], rel=1e-9, abs=1e-9)
+                assert getattr(found, name)[plan] == wanted, name
+            for name in ("begin_s", "end_s"):
+                mean_s = np.mean([one[name] for one in each], axis=0)
+                assert getattr(found, name)[plan] == pytest.approx(mean_s, rel=1e-12, abs=1e-12)
+            scatter_s = np.std([one["begin_s"] for one in each], axis=0)
+            assert found.scatter_s[plan] == pytest.approx(scatter_s, rel=1e-6, abs=1e-9)
+
+
+@LAW
+@given(problems(), st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.booleans())
+def test_a_timetable_says_when_and_for_which_instruction_each_change_is_asked_for(
+    problem: Problem, lead_s: float, worth_s: float, corrected: bool
+) -> None:
+    plans, executor = plans_of(problem), Executor(problem)
+    expected = expected_of(executor, plans, lead_s, worth_s)
+    timetable = expected.timetable(corrected=corrected)
+    for plan, period_s in enumerate(expected.period_s.tolist()):
+        for stage in range(problem.stages):
+            low, high = problem.stage_offset[stage : stage + 2].tolist()
+            asked_s, wanted = expected.changes(stage, plan, 0.0, period_s)
+            if len(wanted) and wanted[0] == wanted[-1]:
+                asked_s, wanted = asked_s[1:], wanted[1:]
+            placed, following = [], []
+            for row in range(low, high):
+                begin_s = float(expected.begin_s[plan, row])
+                for k in range(*timetable.first[plan * problem.instructions + row :][:2].tolist()):
+                    after_s, clock = float(timetable.after_s[k]), int(timetable.clock[k])
+                    moment = Moment(timetable.moment[k])
+                    assert (moment is Moment.AT) != corrected
+                    if moment is Moment.AFTER_BEGIN:
+                        placed.append((begin_s + after_s, clock))
+                        assert begin_s + after_s <= expected.end_s[plan, row] + 1e-9, "of what runs then"
+                    elif moment is Moment.IN_WAIT and row > low:
+                        placed.append((float(expected.begin_s[plan, row - 1]) + after_s, clock))
+                        assert placed[-1][0] <= begin_s + 1e-9, "of the wait before it"
+                    elif moment is Moment.IN_WAIT:
+                        following.append((float(expected.begin_s[plan, high - 1]) + after_s, clock))
+                    elif row == low and after_s < begin_s:
+                        following.append((after_s + period_s, clock))
+                    else:
+                        placed.append((after_s, clock))
+            placed += following
+            assert [clock for _, clock in placed] == wanted.tolist()
+            assert [at_s for at_s, _ in placed] == pytest.approx(asked_s.tolist())
 
 
 @LAW
