@@ -126,7 +126,7 @@ def test_an_execution_is_that_of_one_instruction_after_the_other(
         work = random.uniform(0.9, 1.1, (problem.instructions, samples))
         normal = random.standard_normal((asked.of_instruction, problem.instructions, samples, gpus))
         draws = Draws(work, normal, latencies)
-        found = executor.iterate(expected.clock, asked, course, draws)
+        found = executor.iterate(expected.clock, asked, course, draws, scatter=True)
         for plan, clock in enumerate(expected.clock.tolist()):
             each = [slow[plan][s].iterate(clock, asked, draws) for s in range(samples)]
             assert found.time_s[plan].tolist() == [one["time_s"] for one in each]

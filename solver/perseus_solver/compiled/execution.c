@@ -106,6 +106,7 @@ typedef struct {
     double *next; /* when the next change comes into effect */
     double *host; /* when the host has launched all so far */
     Change *queue;
+    int64_t *coming; /* changes that are on their way, in all samples; where none is, all GPUs are at the asked clock */
 } Stage;
 
 static inline void take_effect(Stage *g, int64_t s) {
@@ -114,6 +115,7 @@ static inline void take_effect(Stage *g, int64_t s) {
         g->clock[s] = change->clock;
     if (change->part != SPEED)
         g->power[s] = change->clock;
+    --*g->coming;
     if (++g->head[s] < g->tail[s])
         g->next[s] = change[g->samples].at;
     else
@@ -121,7 +123,7 @@ static inline void take_effect(Stage *g, int64_t s) {
 }
 
 static inline void wait_for(Stage *g, const double *begin) {
-    for (int64_t s = 0; s < g->samples; s++)
+    for (int64_t s = 0; s < g->samples && *g->coming; s++)
         while (g->next[s] <= begin[s])
             take_effect(g, s);
 }
@@ -131,6 +133,7 @@ static inline void come(Stage *g, int64_t s, double at, int32_t clock, int32_t p
     at = at > g->last[s] ? at : g->last[s];
     g->queue[g->tail[s] * g->samples + s] = (Change){at, clock, part};
     g->last[s] = at;
+    ++*g->coming;
     if (g->tail[s]++ == g->head[s])
         g->next[s] = at;
 }
@@ -220,18 +223,38 @@ static double deviation(const double *values, double mean, int64_t count, double
     return sqrt(sum(squares, count) / (double)count);
 }
 
-/* Work arrays of one plan; all are float[…, samples]. */
+/* Work arrays of one plan; all are float[…, samples] but what is on its way to each stage. */
 typedef struct {
     double *ends, *next, *host, *begin, *takes, *due;
+    int64_t *coming;
 } Scratch;
 
+/* Do the work of an instruction while no clock changes. */
+static void work_at(int64_t samples, const double *restrict left, double time, double power,
+                    const double *restrict begin, double *restrict ends, double *restrict energy,
+                    double *restrict computing, double *restrict beside) {
+    for (int64_t s = 0; s < samples; s++) {
+        ends[s] = begin[s] + left[s] * time;
+        energy[s] += (ends[s] - begin[s]) * power;
+        computing[s] += ends[s] - begin[s];
+    }
+    for (int64_t s = 0; s < samples && beside; s++)
+        beside[s] += ends[s] - begin[s];
+}
+
 /* Do the work of an instruction, from one clock in effect to the next. */
-static void work(const Machine *m, const Luck *luck, int64_t row, int64_t planned, Stage *g, const double *begin,
-                 double *ends, const Outcome *o, int64_t plan) {
+static void work(const Machine *m, const Luck *luck, int64_t row, int64_t planned, int32_t asked, Stage *g,
+                 const double *begin, double *ends, const Outcome *o, int64_t plan) {
     const int64_t samples = g->samples, first = m->table[row] * m->clocks;
     const double *left_of = luck->work + row * samples;
     double *energy = o->energy + plan * samples, *computing = o->computing + plan * samples;
     double *below = o->below + plan * samples, *above = o->above + plan * samples;
+    if (!*g->coming) {
+        double *beside = asked < planned ? below : asked > planned && planned >= 0 ? above : NULL;
+        work_at(samples, left_of, m->time[first + asked], m->power[(first + asked) * m->clocks + asked], begin, ends,
+                energy, computing, beside);
+        return;
+    }
     for (int64_t s = 0; s < samples; s++) {
         double from = begin[s], left = left_of[s];
         for (;;) {
@@ -258,6 +281,7 @@ static void work(const Machine *m, const Luck *luck, int64_t row, int64_t planne
 /* Begin an iteration: count times from its begin. */
 static void renew(const Course *c, int64_t samples, int64_t at, const double *elapsed, Stage *g) {
     const Change *waiting = c->queue_before + at * c->room_before * samples;
+    *g->coming = 0;
     for (int64_t s = 0; s < samples; s++) {
         const int32_t head = g->head[s], count = g->tail[s] - head;
         for (int32_t k = 0; k < count; k++) {
@@ -265,7 +289,7 @@ static void renew(const Course *c, int64_t samples, int64_t at, const double *el
             change.at -= elapsed[s];
             g->queue[k * samples + s] = change;
         }
-        g->head[s] = 0, g->tail[s] = count;
+        g->head[s] = 0, g->tail[s] = count, *g->coming += count;
         g->next[s] = count ? g->queue[s].at : INFINITY;
         g->called[s] -= elapsed[s], g->free[s] -= elapsed[s], g->last[s] -= elapsed[s];
         g->begin[s] -= elapsed[s], g->end[s] -= elapsed[s];
@@ -278,7 +302,7 @@ static Stage stage_of(const Course *c, const Scratch *w, int64_t samples, int64_
     return (Stage){samples,           c->clock + first, c->power + first, c->head + first,
                    c->tail + first,   c->called + first, c->free + first, c->last + first,
                    c->begin + first,  c->end + first,   w->next + stage * samples, w->host + stage * samples,
-                   c->queue + at * c->room * samples};
+                   c->queue + at * c->room * samples, w->coming + stage};
 }
 
 /* Execute an iteration of one plan; return whether memory was lacking. */
@@ -309,15 +333,15 @@ static int iterate(const Machine *m, int64_t plan, int64_t samples, const int64_
                 due_of(r, k, &g, begin, w->takes, w->due);
                 if (clock < 0 || clock == before)
                     continue;
-                const double *long_ = takes_of(m, luck, samples, k - r->first[cell], row, clock, takes);
-                if (!long_)
+                const double *takes_s = takes_of(m, luck, samples, k - r->first[cell], row, clock, takes);
+                if (!takes_s)
                     return 1;
-                ask(&g, w->due, clock, clock > before, steps, long_, calls);
+                ask(&g, w->due, clock, clock > before, steps, takes_s, calls);
                 c->asked[at] = clock;
             }
             wait_for(&g, begin);
         }
-        work(m, luck, row, planned[cell], &g, begin, ends, o, plan);
+        work(m, luck, row, planned[cell], c->asked[at], &g, begin, ends, o, plan);
         for (int64_t s = 0; s < samples; s++)
             elapsed[s] = ends[s] > elapsed[s] ? ends[s] : elapsed[s];
         memcpy(g.begin, begin, (size_t)samples * sizeof *begin);
@@ -352,15 +376,16 @@ int execution_iterate(const Machine *m, int64_t plans, int64_t samples, const in
     const size_t line = (size_t)samples, places = (size_t)(luck->slots * m->rows * m->clocks);
     Takes takes = {malloc(places * sizeof(int32_t) + 1), NULL, 0, 0};
     double *all = malloc((size_t)(m->rows + 2 * m->stages + 3) * line * sizeof *all);
-    int failed = !takes.place || !all;
+    int64_t *coming = malloc((size_t)m->stages * sizeof *coming);
+    int failed = !takes.place || !all || !coming;
     if (!failed) {
         double *stages = all + (size_t)m->rows * line, *others = stages + 2 * (size_t)m->stages * line;
         const Scratch w = {all,    stages, stages + (size_t)m->stages * line, others, others + line,
-                           others + 2 * line};
+                           others + 2 * line, coming};
         memset(takes.place, 0xff, places * sizeof(int32_t));
         for (int64_t plan = 0; plan < plans && !failed; plan++)
             failed = iterate(m, plan, samples, planned, overhead, steps, r, luck, c, o, &takes, &w);
     }
-    free(takes.place), free(takes.found), free(all);
+    free(takes.place), free(takes.found), free(all), free(coming);
     return failed;
 }

@@ -142,7 +142,7 @@ class Iteration:
         below_s, above_s: float[plans, samples], the parts of it below and above the planned clock.
         calls: float[plans, samples], calls to the driver.
         begin_s, end_s: float[plans, n], of each instruction in the mean.
-        scatter_s: float[plans, n], standard deviation of its begin.
+        scatter_s: float[plans, n], standard deviation of its begin; zero where nobody asks.
     """
 
     time_s: Floats
@@ -188,7 +188,9 @@ class Executor:
         library().execution_times(ctypes.byref(self._machine), len(duration_s), at(duration_s), at(begin_s), at(end_s))
         return begin_s, end_s
 
-    def iterate(self, planned: Index, requests: Requests, course: Course, draws: Draws) -> Iteration:
+    def iterate(
+        self, planned: Index, requests: Requests, course: Course, draws: Draws, *, scatter: bool = False
+    ) -> Iteration:
         """Execute one iteration of a run.
 
         Args:
@@ -197,6 +199,7 @@ class Executor:
             requests: what the agents ask for.
             course: what the iteration before has left; replaced by what this one leaves.
             draws: random numbers.
+            scatter: say how much begins scatter.
 
         Raises:
             MemoryError: there is too little memory for the work arrays.
@@ -207,7 +210,7 @@ class Executor:
         room = pending + course.steps * requests.of_stage(problem.stage_offset)
         queue = np.empty((plans, problem.stages, room, samples), dtype=_CHANGE)
         energy_j, computing_s, below_s, above_s, calls = (np.zeros((plans, samples)) for _ in range(5))
-        begin_s, end_s, scatter_s = (np.empty((plans, problem.instructions)) for _ in range(3))
+        begin_s, end_s, scatter_s = (np.zeros((plans, problem.instructions)) for _ in range(3))
         asks = _Requests(
             at(requests.first, np.int64),
             at(requests.after_s),
@@ -224,7 +227,9 @@ class Executor:
             *(at(getattr(course, name), np.int32) for name in ("asked", "clock", "power", "head", "tail")),
             *(at(getattr(course, name)) for name in ("called_s", "free_s", "last_s", "begin_s", "end_s", "elapsed_s")),
         )  # fmt: skip
-        outcome = _Outcome(*map(at, (energy_j, computing_s, below_s, above_s, calls, begin_s, end_s, scatter_s)))
+        outcome = _Outcome(
+            *map(at, (energy_j, computing_s, below_s, above_s, calls, begin_s, end_s)), at(scatter_s) if scatter else 0
+        )
         failed = library().execution_iterate(
             ctypes.byref(self._machine), plans, samples, at(planned, np.int64), problem.overhead_s, course.steps,
             *map(ctypes.byref, (asks, luck, state, outcome)),

@@ -313,9 +313,9 @@ class _Run:
             if course is None:
                 course = Course.begin(self._start(), samples, one_by_one=hardware.gpus_per_lock > 1)
             draws = self._draws(requests.of_instruction, samples, random)
-            iteration = self._executor.iterate(self._planned, requests, course, draws)
-            scatter_s = iteration.scatter_s if hardware.marks is Marks.EVENTS else np.zeros(iteration.begin_s.shape)
-            seen = _Seen(iteration.begin_s, iteration.end_s, iteration.time_s.mean(axis=1), scatter_s)
+            scatter = hardware.marks is Marks.EVENTS
+            iteration = self._executor.iterate(self._planned, requests, course, draws, scatter=scatter)
+            seen = _Seen(iteration.begin_s, iteration.end_s, iteration.time_s.mean(axis=1), iteration.scatter_s)
             self._expected = _expected(self._executor, hardware, self._planned, seen)
             yield iteration
 
