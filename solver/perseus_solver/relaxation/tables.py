@@ -112,10 +112,11 @@ def lower_hull(time: Floats, energy: Floats) -> Index:
         int[corners], their positions.
     """
     hull: list[int] = []
-    for i in range(len(time)):
+    t, e = time.tolist(), energy.tolist()  # several times as fast as arrays, number by number
+    for i in range(len(t)):
         while len(hull) >= 2:
             a, b = hull[-2], hull[-1]
-            if (energy[b] - energy[a]) * (time[i] - time[a]) < (energy[i] - energy[a]) * (time[b] - time[a]):
+            if (e[b] - e[a]) * (t[i] - t[a]) < (e[i] - e[a]) * (t[b] - t[a]):
                 break
             hull.pop()
         hull.append(i)
