@@ -14,7 +14,7 @@ from tests.doubles.detector_replay import DetectorReplay
 from perseus_solver.calibration import Calibration, Trace, calibrate, read_trace
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.frontier import solve_deadline, solve_frontier
+from perseus_solver.frontier import Planner, solve_deadline
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
@@ -27,6 +27,10 @@ LIMIT_PERCENT = {
     "bert-1.3b_a100_pp4_mb32": 0.2,
     "wide-resnet-1.5b_a40_pp8_mb48": 0.4,
 }
+each_run = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("wide-resnet")) for name in LIMIT_PERCENT],
+)
 FACTORS = (1.05, 1.1, 1.2, 1.5)
 
 
@@ -37,7 +41,7 @@ def measured(folder: Path, name: str) -> tuple[Trace, Calibration]:
     return trace, calibrate(trace)
 
 
-@pytest.mark.parametrize("name", LIMIT_PERCENT)
+@each_run
 def test_real_iterations_are_predicted(sosp24: Path, name: str) -> None:
     trace, found = measured(sosp24, name)
     assert found.explains
@@ -47,7 +51,7 @@ def test_real_iterations_are_predicted(sosp24: Path, name: str) -> None:
     assert found.quality.replay_mape_percent > 1.3
 
 
-@pytest.mark.parametrize("name", LIMIT_PERCENT)
+@each_run
 def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name: str) -> None:
     trace, found = measured(sosp24, name)
     assert found.thresholds is not None
@@ -63,7 +67,7 @@ def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name
         assert outcome.slowdown_error < 0.02
 
 
-@pytest.mark.parametrize("name", LIMIT_PERCENT)
+@each_run
 def test_without_a_calibration_neither_where_scatter_is_measured_on_the_run(sosp24: Path, name: str) -> None:
     trace, _ = measured(sosp24, name)
     stages = trace.schedule.stages
@@ -171,7 +175,8 @@ def test_a_bound_holds_with_calibration_and_not_without() -> None:
         return time_s * random.normal(1, 0.001, size=iterations), duration_s
 
     limit_s = BOUND * float(np.median(run(all_maximum(bare), 50)[0]))
-    plans = [planned.choice_of(point.frequencies_mhz) for point in solve_frontier(bare, points=10)]
+    planner = Planner(bare)
+    plans = [planned.choice_of(point.frequencies_mhz) for point in planner.frontier(10)]
     seen = [run(plan, 12) for plan in plans]
     fitted = calibrate(
         Trace(
@@ -187,7 +192,7 @@ def test_a_bound_holds_with_calibration_and_not_without() -> None:
     held = {}
     for name, point in (
         ("with", solve_deadline(real, fitted.deadline_s(limit_s))),
-        ("without", solve_deadline(bare, limit_s)),
+        ("without", planner.plan(limit_s)),
     ):
         time_s, _ = run(planned.choice_of(point.frequencies_mhz), 1000)
         held[name] = float(np.mean(time_s <= limit_s))
