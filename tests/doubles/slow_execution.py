@@ -32,7 +32,7 @@ class Stage:
 
     def begin(self, elapsed_s: float) -> None:
         """Begin an iteration."""
-        self.changes = [(at - elapsed_s, *rest) for at, *rest in self.changes]
+        self.changes = [(at_s - elapsed_s, clock, speed, power) for at_s, clock, speed, power in self.changes]
         for name in ("last_s", "called_s", "free_s", "begin_s", "end_s"):
             setattr(self, name, getattr(self, name) - elapsed_s)
         self.host_s = 0.0
