@@ -37,7 +37,7 @@ def trained(ranks: int, load: Load, steps: int, *, slowdown: float = 1.0, seed: 
     return job
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("ranks", [2, 8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_load_raises_no_alarm_and_withdraws_no_plan(load: Load, ranks: int) -> None:
     for seed in range(3):
