@@ -119,7 +119,12 @@ def _guard(
     guard = state.guard if state.guard.subject == subject else Guard(subject)
     since = state.plan_since
     bound = _bound(state, spec, guard, target, limited=limited)
-    slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
+    stragglers = [*slowdowns.values(), *state.detector.slowdowns.values()]
+    slowest = max(stragglers, default=1.0)
+    if stragglers:
+        guard = replace(guard, beside_straggler=state.furthest_iteration)
+    else:
+        since = max(since, guard.beside_straggler + 1)
     if bound is not None:
         waited_us = slowest * (fastest_iteration_us(state, guard) or state.frontier.t_min_us)
         bound = replace(bound, time_us=max(bound.time_us, waited_us))

@@ -73,6 +73,8 @@ class Guard:
             later operator counts only those that it takes at least.
         measured_us, bound_us: what was measured when the plan was withdrawn, and what was allowed.
         finding: why it was too slow; None: the plan was not withdrawn yet.
+        beside_straggler: the furthest iteration begun while there was a straggler: without its allowance those until
+            then do not count, in which pipelines waited, or were slow on purpose.
     """
 
     subject: str = ""
@@ -86,6 +88,7 @@ class Guard:
     measured_us: int = 0
     bound_us: int = 0
     finding: Finding | None = None
+    beside_straggler: int = -1
 
     @property
     def pause_s(self) -> float:

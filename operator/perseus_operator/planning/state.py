@@ -392,7 +392,7 @@ class JobState:
         self.detector = StragglerDetector()
         self.hardware.restarted()
         self.comparisons.restarted()
-        self.guard, self.canary = replace(self.guard, since=0), replace(self.canary, resume_at=0)
+        self.guard, self.canary = replace(self.guard, since=0, beside_straggler=-1), replace(self.canary, resume_at=0)
 
     # ------------------------------------------------------------------------------------------- what follows from it
 

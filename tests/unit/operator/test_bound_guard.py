@@ -123,6 +123,23 @@ def test_noise_checkpoints_and_stragglers_do_not_trip_it(make_job: Any) -> None:
     assert job.state.guard.hold is Hold.NOTHING, "a straggler is waited for, whatever the plan"
 
 
+def test_iterations_beside_a_straggler_do_not_trip_it_when_that_recovers(make_job: Any) -> None:
+    """They are beyond the bound, which allows for the straggler no more once it has recovered."""
+    job = settled(make_job)
+    at = job.train_on(1, 10, 1.0)
+    for iteration in range(at, at + 30):  # so many that their times scatter no more
+        job.train(iteration, (1.0, 1.4))
+        job.act()
+    assert points(job) != {2}
+    for iteration in range(at + 30, at + 45):
+        job.train(iteration, (1.0, 1.0))
+        job.act()
+        assert job.state.guard.hold is Hold.NOTHING
+    assert points(job) == {2}
+    job.train_on(at + 45, CONFIRM, 1.06)
+    assert job.state.guard.hold is not Hold.NOTHING, "what comes after counts"
+
+
 def test_a_stored_baseline_of_no_iterations_is_one_of_few(make_job: Any) -> None:
     job = settled(make_job)
     job.state.baseline = Measured(FASTEST_US, 1000, 0)
