@@ -9,11 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.controller.view import JobView
 from perseus_operator.objects import JobRef
+from perseus_operator.reporting.hardware import expected_savings
 from perseus_operator.servers.web import responses
 from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
 from perseus_operator.servers.web.server import Pages, WebServer
@@ -21,6 +23,7 @@ from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
+from perseus_solver.model.result import Grain, Rehearsed
 
 STAGES, MICROBATCHES = 2, 4
 REQUEST = SolveRequest(
@@ -69,6 +72,40 @@ def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: SolvedFronti
     # No plan is faster than every GPU at its highest clock, and the fastest plan takes no more energy than that.
     assert shown["highestClocks"]["seconds"] == pytest.approx(shown["seconds"][0], rel=1e-6)
     assert shown["highestClocks"]["joules"] >= shown["joules"][0]
+
+
+@pytest.fixture(scope="module")
+def deployed(solved: SolvedFrontier) -> SolvedFrontier:
+    """The same as it is stored once it was rehearsed: kept times, and what the hardware costs in the energies."""
+    frontier, share = solved.frontier, np.zeros(len(solved.frontier))
+    rehearsed = Rehearsed(
+        confidence=0.95, grains=(Grain.INSTRUCTION,) * len(frontier), p50_s=1.005 * frontier.time_s,
+        ideal_time_s=frontier.time_s, ideal_energy_j=frontier.energy_j, below_share=share, above_share=share,
+    )  # fmt: skip
+    frontier = replace(frontier, time_s=1.01 * frontier.time_s, energy_j=1.02 * frontier.energy_j, rehearsed=rehearsed)
+    view = replace(
+        solved.view,
+        times_us=tuple(round(1e6 * one) for one in frontier.time_s.tolist()),
+        energies_mj=tuple(round(1e3 * one) for one in frontier.energy_j.tolist()),
+        grains=("Instruction",) * len(frontier),
+    )
+    return replace(solved, frontier=frontier, view=view)
+
+
+def test_the_page_states_what_the_status_does(view: JobView, deployed: SolvedFrontier) -> None:
+    shown = job_document(replace(view, solved=deployed))["frontier"]
+    for point in range(len(deployed.frontier)):
+        saved = 100 * (1 - shown["joules"][point] / shown["highestClocks"]["joules"])
+        stated = expected_savings(deployed.view, point)
+        assert stated is not None
+        assert saved == pytest.approx(float(stated.rstrip("%")), abs=0.006)
+        assert shown["seconds"][point] == pytest.approx(deployed.view.times_us[point] / 1e6, abs=1e-6)
+        # The timetable is that of clocks that change at once.
+        plan, expectation = plan_document(replace(view, solved=deployed), point), deployed.frontier[point].expectation
+        assert expectation is not None
+        assert plan["iterationSeconds"] == pytest.approx(expectation.ideal_time_s)
+    assert shown["gaps"] == pytest.approx(deployed.frontier.gap)
+    assert shown["rehearsed"]
 
 
 def test_a_timetable_is_feasible_and_adds_up(view: JobView, solved: SolvedFrontier) -> None:

@@ -116,6 +116,8 @@ def _frontier(view: JobView) -> Json:
         "seconds": frontier.time_s.tolist(),
         "joules": (replicas * frontier.energy_j).tolist(),
         "gaps": np.maximum(frontier.gap, 0.0).tolist(),
+        # What the hardware costs is then in the energies and not in the bound.
+        "rehearsed": frontier.rehearsed is not None,
         "leastEnergyPoint": int(frontier.least_energy),
         "gpus": replicas * frontier.stages,
         "highestClocks": {"seconds": float(default.iteration_time_s), "joules": replicas * float(default.energy_j)},
