@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from documentation_pictures.subjects import ROOT, publish
+from PIL import Image, PngImagePlugin
+
+from documentation_pictures.subjects import FOLDER, ROOT, publish
 from perseus_sim.profiles import profile_csv
+from perseus_solver.plots import DESCRIPTION
 
 SHOWN = ROOT / "out" / "observability"
 VIEWS = {
@@ -24,15 +27,36 @@ VIEWS = {
 }
 PROBLEM = ("--schedule", "1F1B", "--stages", "4", "--microbatches", "8", "--blocking-power", "83.64")
 """As docs/concepts.md has it."""
+PROFILE = (4, "a100", 1.2)
+"""Stages, GPU and imbalance of its profile."""
 
 
 def draw_concepts(folder: Path) -> None:
     """Draw the pipeline before and after, and its frontier."""
-    (folder / "profile.csv").write_text(profile_csv(4, imbalance=1.2))
+    (folder / "profile.csv").write_text(profile_csv(*PROFILE))
     for command, flag, name in (("plan", "--gantt", "pipeline"), ("frontier", "--plot", "frontier")):
         perseus = [Path(sys.executable).with_name("perseus"), command, "--profile", "profile.csv", *PROBLEM]
         subprocess.run([*perseus, "--output", f"{name}.json", flag, f"{name}.png"], cwd=folder, check=True)
         publish(f"concepts-{name}", folder / f"{name}.png")
+        _keep_what_is_stated(f"concepts-{name}", folder / f"{name}.png")
+
+
+def stated(name: str) -> list[str]:
+    """Return what is written in a picture of the documentation that a command has drawn."""
+    with Image.open(FOLDER / f"{name}.png") as picture:
+        return str(picture.info[DESCRIPTION]).splitlines()
+
+
+def _keep_what_is_stated(name: str, drawn: Path) -> None:
+    """Let a published picture carry what the drawn one states, beside its mark."""
+    texts = PngImagePlugin.PngInfo()
+    with Image.open(drawn) as picture:
+        texts.add_text(DESCRIPTION, picture.info[DESCRIPTION])
+    with Image.open(FOLDER / f"{name}.png") as picture:
+        for key, text in picture.info.items():
+            if isinstance(text, str):
+                texts.add_text(key, text)
+        picture.save(FOLDER / f"{name}.png", optimize=True, pnginfo=texts)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ only: agents use it too.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -43,6 +44,10 @@ class SwitchLatency:
     def deviation_s(self) -> float:
         """Standard deviation of the latency around its median, seconds, to the side of its tail."""
         return self.p50_s * (math.exp(self.sigma) - 1)
+
+    def faster(self, factor: float) -> SwitchLatency:
+        """Return that of a GPU on which everything takes ``factor`` times less time."""
+        return replace(self, p50_s=self.p50_s / factor, p99_s=self.p99_s / factor, call_s=self.call_s / factor)
 
 
 ENOUGH_OF_CLOCK: Final = 8
@@ -115,15 +120,28 @@ _PUBLISHED: Final = {
 }
 _UNKNOWN: Final = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed: as Hopper; nothing is published for this model")
 
+_FASTER: Final = re.compile(r"\(simulated, ([1-9][0-9]{0,2}) times as fast\)$")
+
+
+def faster_model(model: str, factor: int) -> str:
+    """Return the name of a simulated GPU whose time runs faster than that of the model it simulates.
+
+    >>> faster_model("NVIDIA H100 80GB HBM3 (simulated)", 4)
+    'NVIDIA H100 80GB HBM3 (simulated, 4 times as fast)'
+    """
+    return model if factor == 1 else f"{model.removesuffix(' (simulated)')} (simulated, {factor} times as fast)"
+
 
 def published_latency(model: str) -> SwitchLatency:
     """The switch latency to assume for a GPU whose own was not measured: published figures, or the worst of them.
 
     Args:
-        model: the GPU's name as NVML gives it.
+        model: the GPU's name as NVML gives it, or as `faster_model` does.
 
     >>> published_latency("NVIDIA A100-SXM4-80GB").p50_s
     0.0054
     """
     named = model.upper()
-    return next((latency for name, latency in _PUBLISHED.items() if name in named), _UNKNOWN)
+    found = next((latency for name, latency in _PUBLISHED.items() if name in named), _UNKNOWN)
+    faster = _FASTER.search(model)
+    return found.faster(int(faster[1])) if faster else found

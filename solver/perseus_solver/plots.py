@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from perseus_solver.kinds import Floats, Kind
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.simulator import Choice, Simulation, Simulator
+from perseus_solver.model.simulator import Choice, Simulator
 
 if TYPE_CHECKING:
     from perseus_solver.calibration.model import Calibration
@@ -39,8 +40,23 @@ _STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 200,
 }
+DESCRIPTION = "Description"
+"""Key of the PNG text in which a picture states what is written in it."""
 _LABELLED_BOXES = 40
 """Microbatch numbers are drawn up to this many instructions a stage; beyond they would not be legible."""
+
+
+def stated(figure: Any) -> list[str]:
+    """Return what is written in a figure but for its axes, one line each: titles, labels of marks, the legend. Each
+    picture carries it as `DESCRIPTION`, so that it can be read and checked.
+    """
+    lines: list[str] = []
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        in_legend = [] if legend is None else [legend.get_title(), *legend.get_texts()]
+        titles = [axes.get_title(where) for where in ("left", "center", "right")]
+        lines += [*titles, *(text.get_text() for text in (*axes.texts, *in_legend))]
+    return [" ".join(line.split()) for line in lines if line.strip()]
 
 
 def _figure(*, width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
@@ -57,31 +73,71 @@ def _png(figure: Any) -> bytes:
     import matplotlib.pyplot as plt
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", metadata={DESCRIPTION: "\n".join(stated(figure))})
     plt.close(figure)
     return buffer.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A time and an energy of an iteration that a picture shows.
+
+    Attributes:
+        name: as the legend has it.
+        time_s, energy_j: where it is.
+        time_margin_s, energy_margin_j: half of their 95 % intervals where they were measured, else 0.
+    """
+
+    name: str
+    time_s: float
+    energy_j: float
+    time_margin_s: float = 0.0
+    energy_margin_j: float = 0.0
+
+
+def signed_percent(share: float, digits: int = 1) -> str:
+    """Return a change as pictures have it: −0.092 as ``−9.2 %``, and never a negative zero.
+
+    >>> signed_percent(0.0123), signed_percent(-0.0001)
+    ('+1.2 %', '0.0 %')
+    """
+    text = f"{100 * share:+.{digits}f} %"
+    return text.replace("-", "−") if float(text[:-2]) else text[1:]
+
+
+def change_text(mark: Mark, reference: Mark) -> str:
+    """Return by how much one mark is above another: ``−9.2 % energy, +0.4 % time``."""
+    energy, time = mark.energy_j / reference.energy_j - 1, mark.time_s / reference.time_s - 1
+    return f"{signed_percent(energy)} energy, {signed_percent(time)} time"
 
 
 def frontier_png(
     problem: Problem,
     frontier: Frontier,
     *,
-    baseline_time_s: float,
-    baseline_energy_j: float,
-    chosen: Point | None = None,
+    baseline: Mark,
+    chosen: Point,
+    name: str = "this plan",
+    measured: Mark | None = None,
+    saving: str = "",
 ) -> bytes:
     """Draw energy against iteration time: the plans, the proven bound, the baseline, and a chosen plan.
 
     Args:
         problem: gives the title.
         frontier: the plans and their bounds.
-        baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
-        chosen: a plan to mark.
+        baseline: an iteration at default clocks, or with all clocks at their maximum.
+        chosen: one of the plans, or another of the same problem: it is marked, and its gap is stated.
+        name: of the chosen plan.
+        measured: what the chosen plan did when it ran; None: it is not known.
+        saving: what is said of the chosen plan, or of how it ran; empty: `change_text`.
     """
-    figure, axes = _figure(width=6.4, height=4.0)
+    figure, axes = _figure(width=6.8, height=4.4)
     time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
-    floor = min(float(bound_j.min()), baseline_energy_j) - 0.06 * (baseline_energy_j - float(bound_j.min()))
-    axes.fill_between(time_s, floor, bound_j, color=_BLUE, alpha=0.10, lw=0, label="proven impossible")
+    lowest, highest_j = float(bound_j.min()), max(baseline.energy_j, float(energy_j.max()))
+    floor = min(lowest, baseline.energy_j) - 0.08 * (highest_j - lowest)
+    at_once = " even if clocks changed at once" if frontier.rehearsed else ""
+    axes.fill_between(time_s, floor, bound_j, color=_BLUE, alpha=0.10, lw=0, label=f"proven impossible{at_once}")
     least = frontier.least_energy
     plans: dict[str, Any] = {"color": _BLUE, "marker": "o", "ms": 2.2, "zorder": 3}
     axes.plot(time_s[: least + 1], energy_j[: least + 1], "-", lw=1.4, label=f"{least + 1} plans", **plans)
@@ -90,54 +146,84 @@ def frontier_png(
         axes.plot(
             time_s[least:], energy_j[least:], ":", lw=1.0, alpha=0.6, markevery=slice(1, None), label=label, **plans
         )
-    axes.plot(baseline_time_s, baseline_energy_j, "s", color=_ORANGE, ms=6, label="all at the highest clock", zorder=4)
-
-    if chosen is not None:
-        axes.plot(chosen.iteration_time_s, chosen.energy_j, "D", color=_GREEN, ms=6, label="this plan", zorder=5)
-    _mark_savings(axes, frontier, baseline_time_s, baseline_energy_j)
+    plan = Mark(name, chosen.iteration_time_s, chosen.energy_j)
+    _plot_mark(axes, baseline, "s", _ORANGE)
+    _plot_mark(axes, plan, "D", _GREEN)
+    if measured is not None:
+        _plot_mark(axes, measured, "^", _PURPLE)
+    _mark_saving(axes, baseline, measured or plan, saving or change_text(plan, baseline))
+    _mark_least_energy(axes, frontier, baseline)
+    axes.set_ylim(bottom=floor, top=highest_j + 0.10 * (highest_j - floor))
+    axes.margins(x=0.05)
     _mark_ends(axes, frontier)
-    axes.set_ylim(bottom=floor)
-    axes.margins(x=0.04)
     axes.set_xlabel("iteration time (s)")
-    axes.set_ylabel("iteration energy (J)")
-    gap = DeployedGap.of(frontier)
+    axes.set_ylabel("iteration energy of one pipeline (J)")
     axes.set_title(_name(problem))
     axes.legend(
-        title=f"gap over all deadlines: mean {100 * gap.mean:.2g} %, worst {100 * gap.worst:.2g} %",
+        title=gap_text(frontier, chosen),
         alignment="left",
         loc="upper right",
-        bbox_to_anchor=(0.94, 1.0),
+        bbox_to_anchor=(0.94, 1.0),  # left of the line at T*
+        fontsize=8,
+        title_fontsize=8,
     )
     return _png(figure)
 
 
-def _mark_savings(axes: Any, frontier: Frontier, baseline_time_s: float, baseline_energy_j: float) -> None:
-    """Mark the saving without slowdown, and the point of least energy."""
-    time_s, energy_j = frontier.time_s, frontier.energy_j
-    same_time = min(frontier.lookup(baseline_time_s), frontier.least_energy)
-    saving = 100 * (1 - energy_j[same_time] / baseline_energy_j)
+def gap_text(frontier: Frontier, chosen: Point) -> str:
+    """Say how far plans are from what is proven, and of which clocks that is.
+
+    Where they were rehearsed, what the hardware costs is in their energies and not in the bound, so only the chosen
+    plan is compared: no plan of that hardware need come closer.
+    """
+    if frontier.rehearsed:
+        above = chosen.energy_j / chosen.energy_lower_bound_j - 1
+        return f"on this hardware; plan {100 * above:.2g} % above the bound\nof clocks that change at once"
+    gap = DeployedGap.of(frontier)
+    figures = f"mean {100 * gap.mean:.2g} %, worst {100 * gap.worst:.2g} %"
+    return f"clocks change at once; gap to the bound over all\ndeadlines: {figures}"
+
+
+def _plot_mark(axes: Any, mark: Mark, marker: str, colour: str) -> None:
+    style: dict[str, Any] = {"color": colour, "ms": 6, "zorder": 5, "label": mark.name}
+    if mark.time_margin_s or mark.energy_margin_j:
+        axes.errorbar(
+            mark.time_s, mark.energy_j, mark.energy_margin_j, mark.time_margin_s, fmt=marker, elinewidth=0.9, **style
+        )
+    else:
+        axes.plot(mark.time_s, mark.energy_j, marker, **style)
+
+
+def _mark_saving(axes: Any, baseline: Mark, plan: Mark, text: str) -> None:
+    """Point from the baseline to a plan."""
     axes.annotate(
         "",
-        (float(time_s[same_time]), float(energy_j[same_time])),
-        (baseline_time_s, baseline_energy_j),
-        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 3},
+        (plan.time_s, plan.energy_j),
+        (baseline.time_s, baseline.energy_j),
+        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 5},
     )
     axes.annotate(
-        f"−{saving:.1f} % energy,\nno slowdown",
-        (baseline_time_s, (baseline_energy_j + float(energy_j[same_time])) / 2),
-        xytext=(7, 0),
+        text.replace(": ", ":\n", 1).replace(", ", ",\n", 1),
+        ((baseline.time_s + plan.time_s) / 2, (baseline.energy_j + plan.energy_j) / 2),
+        xytext=(9, 0),
         textcoords="offset points",
         va="center",
         color=_INK,
     )
+
+
+def _mark_least_energy(axes: Any, frontier: Frontier, baseline: Mark) -> None:
+    """Mark the point of least energy."""
     least = frontier.least_energy
-    axes.plot(float(time_s[least]), float(energy_j[least]), "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
+    at_s, at_j = float(frontier.time_s[least]), float(frontier.energy_j[least])
+    axes.plot(at_s, at_j, "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
     axes.annotate(
-        f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
-        (float(time_s[least]), float(energy_j[least])),
-        xytext=(0, 16),
+        f"least energy, {signed_percent(at_j / baseline.energy_j - 1)}",
+        (at_s, at_j),
+        xytext=(0, -7),
         textcoords="offset points",
         ha="center",
+        va="top",
         color=_INK,
     )
 
@@ -158,30 +244,61 @@ def _mark_ends(axes: Any, frontier: Frontier) -> None:
         )
 
 
-def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: Simulator) -> bytes:
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """One iteration of a pipeline, as it was simulated or as it ran.
+
+    Attributes:
+        title: what it is.
+        start_s, end_s: float[n], of every instruction, seconds from the begin.
+        power_w: float[n], its mean power.
+        time_s: until the next iteration begins.
+        energy_j: of all stages until then.
+    """
+
+    title: str
+    start_s: Floats
+    end_s: Floats
+    power_w: Floats
+    time_s: float
+    energy_j: float
+
+    @classmethod
+    def simulated(cls, title: str, choice: Choice, simulator: Simulator) -> Timeline:
+        """Return what a plan does where clocks change at once."""
+        run, energy_j = simulator.run(choice), simulator.instruction_energy_j(choice)
+        power_w = energy_j / (run.end_s - run.start_s)
+        return cls(title, run.start_s, run.end_s, power_w, float(run.iteration_time_s), float(run.energy_j))
+
+    @property
+    def heading(self) -> str:
+        """What is written above it."""
+        return f"{self.title}: {self.time_s:.4g} s, {self.energy_j:,.0f} J"
+
+
+def gantt_png(problem: Problem, timelines: Sequence[Timeline]) -> bytes:
     """Draw pipelines one above the other on a common time axis, each instruction coloured by its power.
 
     Args:
         problem: the problem.
-        plans: a title and the choice of options of each.
-        simulator: of the problem.
+        timelines: of it.
     """
     import matplotlib as mpl
 
-    runs = [(title, simulator.run(choice), simulator.instruction_energy_j(choice)) for title, choice in plans]
-    powers = [energy_j / (run.end_s - run.start_s) for _, run, energy_j in runs]
-    height = 0.9 + len(runs) * (0.55 + 0.21 * problem.stages)
-    figure, panels = _figure(width=9.0, height=min(height, 16.0), rows=len(runs))
-    end = max(float(run.iteration_time_s) for _, run, _ in runs)
+    height = 0.9 + len(timelines) * (0.55 + 0.21 * problem.stages)
+    figure, panels = _figure(width=9.0, height=min(height, 16.0), rows=len(timelines))
+    end = max(timeline.time_s for timeline in timelines)
     limits = mpl.colors.Normalize(
-        min(problem.blocking_power_w, *(float(p.min()) for p in powers)), max(float(p.max()) for p in powers)
+        min(problem.blocking_power_w, *(float(timeline.power_w.min()) for timeline in timelines)),
+        max(float(timeline.power_w.max()) for timeline in timelines),
     )
     colours = mpl.colormaps["YlOrRd"]
-    for axes, (title, run, _), power in zip(np.atleast_1d(panels), runs, powers, strict=True):
-        _draw_instructions(axes, problem, run, colours(limits(power)), colours(limits(problem.blocking_power_w)))
-        _label(axes, problem, run, limits(power))
-        axes.axvline(float(run.iteration_time_s), color=_INK, lw=0.9)
-        axes.set_title(f"{title}: {float(run.iteration_time_s):.4g} s, {float(run.energy_j):,.0f} J")
+    for axes, timeline in zip(np.atleast_1d(panels), timelines, strict=True):
+        shades = limits(timeline.power_w)
+        _draw_instructions(axes, problem, timeline, colours(shades), colours(limits(problem.blocking_power_w)))
+        _label(axes, problem, timeline, shades)
+        axes.axvline(timeline.time_s, color=_INK, lw=0.9)
+        axes.set_title(timeline.heading)
         axes.set_ylim(problem.stages - 0.4, -0.6)
         axes.set_yticks(range(0, problem.stages, math.ceil(problem.stages / 16)))
         axes.set_ylabel("stage")
@@ -205,12 +322,12 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
     return _png(figure)
 
 
-def _draw_instructions(axes: Any, problem: Problem, run: Simulation, colour: Any, waiting: Any) -> None:
+def _draw_instructions(axes: Any, problem: Problem, run: Timeline, colour: Any, waiting: Any) -> None:
     """Draw each instruction as a box of its colour, on rows of the colour of a waiting GPU."""
     from matplotlib.collections import PolyCollection
 
     for stage in range(problem.stages):
-        axes.barh(stage, float(run.iteration_time_s), height=0.86, color=waiting, lw=0)
+        axes.barh(stage, run.time_s, height=0.86, color=waiting, lw=0)
     low, high = problem.schedule.stage - 0.43, problem.schedule.stage + 0.43
     corners = np.stack(
         [
@@ -225,7 +342,7 @@ def _draw_instructions(axes: Any, problem: Problem, run: Simulation, colour: Any
     )
 
 
-def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
+def _label(axes: Any, problem: Problem, run: Timeline, shade: Floats) -> None:
     """Write microbatch numbers where there is room; forwards upright, everything else in italics."""
     schedule = problem.schedule
     if problem.instructions / problem.stages > _LABELLED_BOXES:

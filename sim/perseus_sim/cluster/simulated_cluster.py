@@ -189,6 +189,7 @@ class SimulatedCluster:
         clocks_mhz: Sequence[int] = (),
         switch_latency_us: int = 0,
         driver: str = "",
+        speed: int = 1,
         agent_arguments: Sequence[str] = (),
     ) -> SimulatedNode:
         """A node with GPUs of one model, a kubelet, and a running agent with its clock keeper.
@@ -200,6 +201,7 @@ class SimulatedCluster:
             clocks_mhz: their supported clocks, if others than the model's: those of a profile.
             switch_latency_us: virtual time that a clock change takes.
             driver: a key of ``MODELS`` whose driver is simulated in the machine's time; empty: none.
+            speed: how many times faster than the model that driver is: as much as what the job executes.
             agent_arguments: further flags of the agent.
         """
         number = len(self.nodes)
@@ -207,11 +209,12 @@ class SimulatedCluster:
         specs = [
             GpuSpec(
                 uuid=f"GPU-{number:08x}-0000-4000-8000-{index:012x}",
-                model=model.name,
+                model=model.faster(speed).name,
                 supported_clocks_mhz=tuple(sorted(clocks_mhz or model.clocks_mhz)),
                 blocking_power_mw=mw_from_w(model.blocking_power_w),
                 switch_latency_us=switch_latency_us,
                 driver=driver,
+                speed=speed,
             )
             for index in range(gpus)
         ]

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace, outputs: Outputs) -> int:  # noqa: ARG001
     Raises:
         SolverError: the input cannot be used.
     """
-    from perseus_sim.demo.scenario import Demo, DemoFailed, DemoOptions
+    from perseus_sim.demo.observer import DemoFailed
+    from perseus_sim.demo.scenario import Demo, DemoOptions
 
     try:
         demo = Demo(

@@ -50,7 +50,7 @@ class SimulatedDevice:
         self.gpu = gpu
         spec = gpu.spec
         self._identity = DeviceIdentity(spec.uuid, spec.model, spec.supported_clocks_mhz)
-        self._driver = _Driver(gpu, MODELS[spec.driver]) if spec.driver else None
+        self._driver = _Driver(gpu, MODELS[spec.driver].faster(spec.speed)) if spec.driver else None
         self._reading = EnergyReading(0, 0)
 
     @property

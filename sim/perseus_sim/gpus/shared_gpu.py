@@ -38,6 +38,8 @@ class GpuSpec:
     """Virtual time from a request to the new clock, where the driver is not simulated."""
     driver: str = ""
     """The GPU model whose driver is simulated: calls take time, and changes draw a latency. Empty: neither."""
+    speed: int = 1
+    """How many times faster than its model that driver is."""
     controllability: str = "YES"
     """A name of ``perseus_agent.devices.base.Controllability``."""
 

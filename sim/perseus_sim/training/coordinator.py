@@ -15,13 +15,21 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perseus_proto.rank import RankId
 from perseus_proto.units import us_from_ns
 
 LATEST_US: Final = 2_000_000
 """In real time, how far a job may be behind its machine before that time counts as lost to it."""
+
+
+class Executed(NamedTuple):
+    """One instruction as a GPU ran it, in the job's time."""
+
+    begin_us: int
+    end_us: int
+    energy_uj: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class PipelineIteration:
     """To the begin of the next iteration, which waits for all pipelines."""
     energy_mj: int
     """Of all its GPUs, over ``time_us``."""
+    executed: tuple[tuple[Executed, ...], ...] = ()
+    """What each stage ran, in its order."""
 
 
 class RankLost(Exception):
@@ -137,6 +147,7 @@ class Coordinator:
                     span_us=max(report["end_us"] for report in own.values()) - begin_us,
                     time_us=max(following[rank][0] for rank in own) - begin_us,
                     energy_mj=round(energy_uj / 1000),
+                    executed=tuple(tuple(Executed(*one) for one in own[rank]["executed"]) for rank in sorted(own)),
                 )
             )
 

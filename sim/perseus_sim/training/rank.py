@@ -66,6 +66,8 @@ class Rank:
         self._commands = self._parent.makefile("r", encoding="utf-8")
         self._command: dict[str, Any] = {}
         self._begun: dict[str, int] = {}
+        self._executed: list[tuple[int, int, int]] = []
+        """Of this iteration: begin and end of each instruction in job time, µs, and what it took, µJ."""
 
     def run(self) -> None:
         """Run iterations until the coordinator sends stop.
@@ -113,6 +115,7 @@ class Rank:
         engine.wait_until(command["begin_us"] + self._offset_us)
         self._command = command
         self._begun = {"begin_us": self._job_us(), "begin_energy_uj": engine.energy_uj}
+        self._executed = []
 
     def _receive(self, index: int) -> None:
         """Wait for what an instruction needs of other stages."""
@@ -124,7 +127,9 @@ class Rank:
         engine.wait_until(max([engine.now_us + step["gap_us"], *arrivals]))
 
     def _compute(self, index: int) -> None:
+        begin_us, before_uj = self._job_us(), self._engine.energy_uj
         self._engine.work(self._tables[self._spec["steps"][index]["table"]], self._command["slowdown"])
+        self._executed.append((begin_us, self._job_us(), self._engine.energy_uj - before_uj))
 
     def _pass_on(self, index: int) -> None:
         """Send an instruction's result to the stages that wait for it."""
@@ -133,7 +138,8 @@ class Rank:
             self._peers[peer].sendall(message)
 
     def _report_end(self) -> None:
-        self._send({"iteration": self._command["iteration"], **self._begun, "end_us": self._job_us()})
+        report = {"iteration": self._command["iteration"], **self._begun, "end_us": self._job_us()}
+        self._send({**report, "executed": self._executed})
 
     def _finish(self, command: dict[str, Any]) -> None:
         self._engine.wait_until(command["begin_us"] + self._offset_us)

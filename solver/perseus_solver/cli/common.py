@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
     from perseus_solver.model.problem import Problem
-    from perseus_solver.model.result import Point
+    from perseus_solver.model.result import Frontier, Point
     from perseus_solver.model.simulator import Simulator
     from perseus_solver.rehearsal import Hardware, Rehearsal
     from perseus_solver.robust import RobustPlan
@@ -339,14 +339,23 @@ def reserve_picture(options: argparse.Namespace, outputs: Outputs, name: str) ->
 def before_and_after_png(simulator: Simulator, point: Point) -> bytes:
     """Draw the pipeline with all clocks at their maximum, and under a plan."""
     from perseus_solver.comparison.baselines import all_maximum
-    from perseus_solver.plots import gantt_png
+    from perseus_solver.plots import Timeline, gantt_png
 
     problem = simulator.problem
+    at_once = "" if point.expectation is None else ", if clocks changed at once"
     plans = [
         ("all at the highest clock", all_maximum(problem)),
-        ("planned", simulator.choice_of(point.frequencies_mhz)),
+        (f"planned{at_once}", simulator.choice_of(point.frequencies_mhz)),
     ]
-    return gantt_png(problem, plans, simulator)
+    return gantt_png(problem, [Timeline.simulated(title, choice, simulator) for title, choice in plans])
+
+
+def frontier_png(setup: Setup, frontier: Frontier, point: Point, name: str) -> bytes:
+    """Draw a frontier with one plan marked, against all clocks at their maximum."""
+    from perseus_solver import plots
+
+    baseline = plots.Mark("all at the highest clock", setup.baseline_time_s, setup.baseline_energy_j)
+    return plots.frontier_png(setup.problem, frontier, baseline=baseline, chosen=point, name=name)
 
 
 def describe(point: Point, baseline_time_s: float, baseline_energy_j: float) -> str:

@@ -6,8 +6,8 @@ Other programs read these documents, so their keys do not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from perseus_solver.cli.files import read_file
 from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Kind
 from perseus_solver.model.deployed import DeployedGap
+from perseus_solver.model.point import status_of
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Grain, Point
 
@@ -74,12 +75,12 @@ class PlanWriter:
         self,
         point: Point,
         grain: Grain | None = None,
-        rehearsal: Rehearsal | None = None,
+        expected: Mapping[str, Any] | None = None,
         *,
         straggler_part: bool | None = None,
         robust: RobustPlan | None = None,
     ) -> str:
-        """Return one plan with its figures, and what came of it when it was rehearsed, alone.
+        """Return one plan with its figures, and what is expected of it on given hardware, alone.
 
         ``straggler_part``: whether the plan is in that part of a frontier; None: it is not of a frontier. ``robust``:
         what the plan does under scatter, if it was made for that.
@@ -92,8 +93,8 @@ class PlanWriter:
             "status": str(point.status),
             "clock_changes": point.clock_changes,
         }
-        if grain is not None and rehearsal is not None:
-            figures |= {"grain": str(grain), "expected": expected(rehearsal)}
+        if grain is not None and expected is not None:
+            figures |= {"grain": str(grain), "expected": expected}
         if robust is not None:
             times = {name: robust.time_kept_s(share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
             figures["expected"] = {"iteration_time_s": times, "energy_j": {"mean": robust.mean_energy_j}}
@@ -126,6 +127,11 @@ class Deployable(NamedTuple):
         """Return one of them."""
         return self.ideal[index], self.grains[index], self.rehearsal.of_plan(index)
 
+    def written(self, index: int, writer: PlanWriter, *, straggler_part: bool) -> str:
+        """Return one of them as `PlanWriter.point` writes it."""
+        point, grain, rehearsal = self.plan(index)
+        return writer.point(point, grain, expected(rehearsal), straggler_part=straggler_part)
+
 
 def plan_document(
     problem: Problem,
@@ -135,7 +141,32 @@ def plan_document(
     robust: RobustPlan | None = None,
 ) -> Iterator[bytes]:
     """Yield what ``perseus plan`` writes."""
-    yield PlanWriter(problem).point(point, grain, rehearsal, robust=robust).encode() + b"\n"
+    figures = None if rehearsal is None else expected(rehearsal)
+    yield PlanWriter(problem).point(point, grain, figures, robust=robust).encode() + b"\n"
+
+
+def deployed_plan_document(problem: Problem, point: Point) -> Iterator[bytes]:
+    """Yield what ``perseus plan --hardware`` writes, of a plan that is stored in a frontier of that hardware.
+
+    Args:
+        problem: gives the names of the instructions.
+        point: a plan of a frontier that was rehearsed. Its bound is that of the time that it keeps, which no plan that
+            is faster at once can be below either.
+    """
+    found = point.expectation
+    assert found is not None
+    ideal_j = found.ideal_energy_j
+    bound_j = min(point.energy_lower_bound_j, ideal_j)
+    ideal = replace(
+        point,
+        iteration_time_s=found.ideal_time_s,
+        energy_j=ideal_j,
+        energy_lower_bound_j=bound_j,
+        status=status_of(ideal_j / bound_j - 1.0),
+    )
+    times = {"p50": found.p50_s, f"p{100 * found.confidence:g}": point.iteration_time_s}
+    figures = {"iteration_time_s": times, "energy_j": {"mean": point.energy_j}}
+    yield PlanWriter(problem).point(ideal, found.grain, figures).encode() + b"\n"
 
 
 def read_plan(path: Path, problem: Problem) -> Frequencies:
@@ -203,6 +234,9 @@ def frontier_document(
     yield f'{json.dumps(head)[:-1]}{instructions}, "points": [\n'.encode()
     for index, point in enumerate(frontier):
         part = index > frontier.least_energy
-        plan = (point,) if deployable is None else deployable.plan(index)
-        yield (",\n" if index else "").encode() + writer.point(*plan, straggler_part=part).encode()
+        if deployable is None:
+            plan = writer.point(point, straggler_part=part)
+        else:
+            plan = deployable.written(index, writer, straggler_part=part)
+        yield (",\n" if index else "").encode() + plan.encode()
     yield b"\n]}\n"

@@ -90,9 +90,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     in_time = slice(frontier.lookup(max(base_s, frontier.t_min_s)) + 1)
     without_slowdown = int(frontier.energy_j[in_time].argmin())
     if setup.plot:
-        from perseus_solver.plots import frontier_png
-
-        setup.plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j)])
+        setup.plot([common.frontier_png(setup, frontier, frontier[without_slowdown], "no slowdown")])
     if setup.gantt:
         setup.gantt([common.before_and_after_png(setup.simulator, frontier[without_slowdown])])
     lines = _summary(frontier, solve_seconds)
@@ -124,10 +122,11 @@ def _summary(frontier: Frontier, solve_seconds: float) -> list[str]:
     from perseus_solver.model.deployed import DeployedGap
 
     deployed, least = DeployedGap.of(frontier), frontier.least_energy
+    at_once = " of clocks that change at once" if frontier.rehearsed else ""
     lines = [
         f"{least + 1} plans from T_min {frontier.t_min_s:.4f} s to least energy at {frontier.time_s[least]:.4f} s, in "
-        f"{solve_seconds:.2f} s; gap to the proven bound over all deadlines {100 * deployed.mean:.3f} % (mean), "
-        f"{100 * deployed.worst:.3f} % (worst)",
+        f"{solve_seconds:.2f} s; gap to the proven bound{at_once} over all deadlines "
+        f"{100 * deployed.mean:.3f} % (mean), {100 * deployed.worst:.3f} % (worst)",
     ]
     if later := len(frontier.straggler_part):
         lines.append(

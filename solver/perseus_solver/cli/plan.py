@@ -70,10 +70,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     if setup.write:
         setup.write(plan_document(problem, point, grain, rehearsal, kept))
     if setup.plot:
-        from perseus_solver.plots import frontier_png
-
-        frontier = planner.frontier()
-        setup.plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j, chosen=point)])
+        setup.plot([common.frontier_png(setup, planner.frontier(), point, "this plan")])
     if setup.gantt:
         setup.gantt([common.before_and_after_png(setup.simulator, point)])
     lines = [common.describe(point, base_s, base_j)]

@@ -294,6 +294,18 @@ def test_a_simulated_driver_takes_its_time_and_shows_the_clock_in_effect(
     device.close()
 
 
+def test_the_driver_of_a_faster_gpu_is_faster(tmp_path: Path) -> None:
+    """By the same draws: the same GPU, in less time."""
+    settles_us = []
+    for speed in (1, 4):
+        spec = GpuSpec("GPU-0", "made up", MODELS["h100"].clocks_mhz, 139_000, driver="h100", speed=speed)
+        device = SimulatedDevice(SharedGpu.create(tmp_path / str(speed), spec))
+        device.lock_clocks(1005)
+        settles_us.append(device.gpu.settle_us())
+        device.close()
+    assert settles_us[0] == pytest.approx(4 * settles_us[1], abs=4)
+
+
 def test_a_later_request_does_not_void_a_change_that_is_under_way(tmp_path: Path) -> None:
     """Of two requests the first is in effect until the second is, unless the second is there earlier."""
     for settles_us, clocks in (((100, 300), [1000, 1100]), ((300, 100), [1100])):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_proto.latency import published_latency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.profiles import profile_csv, stage_weights
 from perseus_solver.cli.main import main
@@ -46,6 +47,22 @@ def test_the_cheapest_clock_lies_inside_the_range(model: GpuModel) -> None:
     cheapest = min(energy_j, key=lambda clock: energy_j[clock])
     assert model.clocks_mhz[0] < cheapest < model.clocks_mhz[-1]
     assert energy_j[cheapest] < 0.85 * energy_j[model.clocks_mhz[-1]]
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_all_times_of_a_faster_gpu_are_in_proportion(model: GpuModel) -> None:
+    fast, before = model.faster(4), model.driver
+    for name in ("call_p99_s", "reader_period_s", "reader_call_s", "energy_period_s", "power_period_s"):
+        assert getattr(fast.driver, name) == pytest.approx(getattr(before, name) / 4)
+    for latency in (fast.driver.latency, published_latency(fast.name)):
+        assert latency == before.latency.faster(4)
+        assert latency.p99_s == pytest.approx(before.latency.p99_s / 4)
+        assert latency.sigma == pytest.approx(before.latency.sigma)
+    # Who reads the name knows what is assumed of its latency; watts and clocks are those of the model.
+    assert "4 times as fast" in fast.name
+    assert fast.power_limit_w == model.power_limit_w
+    assert fast.clocks_mhz == model.clocks_mhz
+    assert model.faster(1) == model
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b_a100-sxm", "bloom-176b_a40"])

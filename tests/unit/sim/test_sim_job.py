@@ -83,6 +83,13 @@ def test_an_iteration_takes_what_the_solver_simulates(schedule: str, start: Call
         # Times are passed on in whole microseconds, at most one of them lost for each instruction on the way.
         assert sample.time_us / 1e6 == pytest.approx(float(expected.iteration_time_s), rel=1e-4)
         assert sample.energy_mj / 1e3 == pytest.approx(float(expected.energy_j), rel=1e-4)
+        # What each stage ran, and when, is what was simulated of it.
+        begin_us, end_us, energy_uj = np.array([one for stage in sample.executed for one in stage], dtype=float).T
+        assert (begin_us - sample.begin_us) / 1e6 == pytest.approx(expected.start_s, abs=1e-4)
+        assert (end_us - sample.begin_us) / 1e6 == pytest.approx(expected.end_s, abs=1e-4)
+        waits_s = problem.stages * sample.time_us / 1e6 - (end_us - begin_us).sum() / 1e6
+        waiting_j = problem.blocking_power_w * waits_s
+        assert energy_uj.sum() / 1e6 + waiting_j == pytest.approx(sample.energy_mj / 1e3, rel=1e-4)
 
 
 def test_trainers_take_the_delays_gaps_and_overhead_of_the_problem(start: Callable[..., TrainingJob]) -> None:
