@@ -24,7 +24,7 @@ from perseus_solver.model.result import Frontier
 LIMIT_S: Final = 900.0
 """The longest wait for anything: many times what a busy machine needs, so that it ends at all."""
 ACCURACY: Final = 0.002
-"""Iterations are measured until the margins of mean time and energy are at most this share of them."""
+"""Iterations are measured until the margins of median time and energy are at most this share of them."""
 FEWEST: Final = 8
 MOST: Final = 100
 """Of the iterations of one measurement, whatever their margins are then."""
@@ -161,12 +161,12 @@ class Observer:
                 return chosen
             if len(chosen) < FEWEST:
                 return None
-            found = self._mean(chosen)
+            found = self._medians(chosen)
             precise = max(found.time_s.relative_margin, found.energy_j.relative_margin) <= ACCURACY
             return chosen if precise or len(chosen) == MOST else None
 
         chosen = self.wait(enough, f"iterations of {what}")
-        return self._mean(chosen) if len(chosen) >= FEWEST else None
+        return self._medians(chosen) if len(chosen) >= FEWEST else None
 
     def measure_plan(
         self, status: dict[str, Any], what: str, say: Callable[[str], None]
@@ -201,8 +201,8 @@ class Observer:
         return self._scale.s(self._iterations[pipeline, number].span_us)
 
     def executed(self, measurement: Measurement, pipeline: int = 0) -> Executed:
-        """Return what a pipeline ran in the iteration that is nearest to the mean of a measurement."""
-        usual_s = measurement.time_s.mean
+        """Return what a pipeline ran in the iteration that is nearest to the median of a measurement."""
+        usual_s = measurement.time_s.median
         number = min(measurement.numbers, key=lambda i: abs(self._time_s(i) - usual_s))
         ran = self._iterations[pipeline, number]
         steps = np.array([step for stage in ran.executed for step in stage], dtype=np.float64)
@@ -220,7 +220,7 @@ class Observer:
         """Return how long an iteration of the job took."""
         return max(self._scale.s(self._iterations[p, number].time_us) for p in range(self._pipelines))
 
-    def _mean(self, numbers: Sequence[int]) -> Measurement:
+    def _medians(self, numbers: Sequence[int]) -> Measurement:
         by_pipeline = [self.energy_j(pipeline, numbers) for pipeline in range(self._pipelines)]
         return Measurement.of(numbers, [self._time_s(i) for i in numbers], list(zip(*by_pipeline, strict=True)))
 

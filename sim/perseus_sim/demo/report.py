@@ -20,15 +20,15 @@ FILES = ("report.md", "report.json", "plan.json", "frontier.png", "pipeline.png"
 
 def share_text(share: Estimate, digits: int = 2) -> str:
     """−0.092 ± 0.002 as ``−9.20 % ± 0.20``."""
-    return f"{signed_percent(share.mean, digits)} ± {100 * share.margin:.{digits}f}"
+    return f"{signed_percent(share.median, digits)} ± {100 * share.margin:.{digits}f}"
 
 
 def measured_text(found: Measurement) -> str:
     """Time and energy of an iteration, with their 95 % intervals."""
     time, energy = found.time_s, found.energy_j
     return (
-        f"{time.mean:.4g} s ± {100 * time.relative_margin:.2f} % and {energy.mean:,.0f} J ± "
-        f"{100 * energy.relative_margin:.2f} % an iteration (mean of {len(found.numbers)})"
+        f"{time.median:.4g} s ± {100 * time.relative_margin:.2f} % and {energy.median:,.0f} J ± "
+        f"{100 * energy.relative_margin:.2f} % an iteration (median of {len(found.numbers)})"
     )
 
 
@@ -119,7 +119,7 @@ def _measurement(found: Measurement) -> dict[str, Any]:
 
 
 def _estimate(found: Estimate) -> dict[str, float]:
-    return {"mean": found.mean, "margin": found.margin}
+    return {"median": found.median, "margin": found.margin}
 
 
 def _pictured(ran: Executed) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _pictured(ran: Executed) -> dict[str, Any]:
 
 
 def _negative(share: Estimate) -> Estimate:
-    return Estimate(-share.mean, share.margin)
+    return Estimate(-share.median, share.margin)
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -150,7 +150,7 @@ def _frontier(results: Results) -> bytes:
 def _mark(name: str, found: Measurement, pipelines: int) -> Mark:
     """Of one pipeline, as a frontier is."""
     energy = found.energy_j
-    return Mark(name, found.time_s.mean, energy.mean / pipelines, found.time_s.margin, energy.margin / pipelines)
+    return Mark(name, found.time_s.median, energy.median / pipelines, found.time_s.margin, energy.margin / pipelines)
 
 
 def _pipeline(results: Results) -> bytes:
@@ -193,7 +193,7 @@ def _page(results: Results, story: Sequence[str]) -> str:
             "",
             f"Simulated: {results.gpu}. GPUs and hosts ran {results.speed} times as fast as that; times and energies "
             "here are those of GPUs at their own speed.",
-            "Energies are of all GPUs, from the simulated GPUs' own counters. ± is the 95 % interval of a mean.",
+            "Energies are of all GPUs, from the simulated GPUs' own counters. ± is the 95 % interval of a median.",
             "",
             "| | iteration time, s | energy, J | time | energy |",
             "|---|---:|---:|---:|---:|",
@@ -217,7 +217,7 @@ def _page(results: Results, story: Sequence[str]) -> str:
 
 def _row(name: str, found: Measurement, baseline: Measurement) -> str:
     time, energy = found.time_s, found.energy_j
-    measured = f"| {name} | {time.mean:.4f} ± {time.margin:.4f} | {energy.mean:,.0f} ± {energy.margin:,.0f} |"
+    measured = f"| {name} | {time.median:.4f} ± {time.margin:.4f} | {energy.median:,.0f} ± {energy.margin:,.0f} |"
     if found is baseline:
         return f"{measured} | |"
     return f"{measured} {share_text(time.against(baseline.time_s))} | {share_text(energy.against(baseline.energy_j))} |"

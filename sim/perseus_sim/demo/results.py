@@ -9,49 +9,65 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Final
 
-from perseus_operator.planning.comparisons import interval
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 
+_WRONG: Final = 0.05
+"""How often an interval may miss the true median."""
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, and half the width of the interval in which it lies with 95 % confidence."""
+    """A median, and by how much it may be wrong: with 95 % confidence it lies no further from the true one.
 
-    mean: float
+    Medians, because agents and simulated GPUs share a machine with whatever else it does: single iterations in which an
+    agent got no processor in time say nothing of the plan.
+    """
+
+    median: float
     margin: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Return the mean of two or more values, and its margin by Student's t."""
-        found = interval(values)
-        return cls(found.mean, math.inf if found.high is None else found.high - found.mean)
+        """Return the median of values, and its margin by order statistics, whatever their distribution is."""
+        ordered, n = sorted(values), len(values)
+        beyond, tail, rank = 0.5**n, 0.5**n, 0
+        while 2 * tail <= _WRONG and rank < n // 2:
+            rank += 1  # so many values at either end are outside of the interval
+            beyond *= (n - rank + 1) / rank
+            tail += beyond
+        middle = median(ordered)
+        if not rank:
+            return cls(middle, math.inf)
+        return cls(middle, max(middle - ordered[rank - 1], ordered[n - rank] - middle))
 
     @property
     def relative_margin(self) -> float:
-        """The margin as a share of the mean."""
-        return self.margin / self.mean
+        """The margin as a share of the median."""
+        return self.margin / self.median
 
     @property
     def low(self) -> float:
         """The lower end of the interval."""
-        return self.mean - self.margin
+        return self.median - self.margin
 
     @property
     def high(self) -> float:
         """The upper end of the interval."""
-        return self.mean + self.margin
+        return self.median + self.margin
 
     def against(self, reference: Estimate) -> Estimate:
         """Return by which share this is more than a reference that was measured by itself."""
-        ratio = self.mean / reference.mean
+        ratio = self.median / reference.median
         return Estimate(ratio - 1, ratio * math.hypot(self.relative_margin, reference.relative_margin))
 
     def within(self, limit: float, of: float = 0.0) -> bool:
         """Whether the whole interval is no further than a limit from a value."""
-        return abs(self.mean - of) + self.margin <= limit
+        return abs(self.median - of) + self.margin <= limit
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,7 @@ class Measurement:
 
     @classmethod
     def of(cls, numbers: Sequence[int], times_s: Sequence[float], energies_j: Sequence[Sequence[float]]) -> Measurement:
-        """Return the means over iterations.
+        """Return the medians over iterations.
 
         Args:
             numbers: of the iterations.
@@ -160,7 +176,7 @@ class Results:
     def saved(self) -> Estimate:
         """Share of the energy at default clocks that the plan in force saves."""
         more = self.in_force.measured.energy_j.against(self.baseline.energy_j)
-        return Estimate(-more.mean, more.margin)
+        return Estimate(-more.median, more.margin)
 
     @property
     def slower(self) -> Estimate:

@@ -288,7 +288,7 @@ class Demo:
         waited = range(min(first + 1, adapted - 1), adapted)
         waited_j = min(see.energy_j(0, waited))
         self._say(
-            f"beside the straggler: {measured_text(under)}; pipeline 0 takes {under.of_pipeline[0].mean:,.0f} J, and "
+            f"beside the straggler: {measured_text(under)}; pipeline 0 takes {under.of_pipeline[0].median:,.0f} J, and "
             f"{waited_j:,.0f} J while it waited"
         )
         self._require(under.of_pipeline[0].high < waited_j, "the other pipeline saved nothing beside the straggler")
@@ -319,7 +319,7 @@ class Demo:
     def _check(self, results: Results) -> None:
         """Check the plan that stays against default clocks, and what was predicted of it."""
         self._require(results.saved.low > 0, "the plan saves no energy")
-        off = Estimate(results.saved.mean - results.in_force.predicted.saved, results.saved.margin)
+        off = Estimate(results.saved.median - results.in_force.predicted.saved, results.saved.margin)
         self._require(
             off.within(_TOLERANCE), f"measured and predicted savings differ by {share_text(off)} of the baseline"
         )
