@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from perseus_agent.clocks.clock_line import ClockLine
 from perseus_agent.clocks.iteration_pattern import Pattern
+from perseus_proto.channel import MAX_DURATION_US
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.units import us_from_s
 
@@ -39,6 +40,8 @@ LATE_MAX_US: Final = 100_000
 """A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
 LOOK_MAX_US: Final = 1_000_000
 """Between looks at most, and at least one in each iteration."""
+PERIOD_MIN_US: Final = 1_000
+"""Iterations that begin closer together cannot be: no step of a pipeline is so short."""
 _DEFAULT_CLOCKS: Final = 1 << 30
 """Stands for the default clocks, which are above any that is locked."""
 
@@ -144,14 +147,19 @@ class Timetable:
         """Add an iteration that is over.
 
         Args:
-            record: later than those before; one without times is left out.
+            record: later than those before; one without times is left out, and so is one whose times cannot be true.
         """
         if not len(record.begins_us) == len(record.durations_us) == self._boundaries // 2:
             self._last = None
             return
         before, base_us = self._last, record.begins_us[0]
-        if before is not None and before[2] is not None and before[0] + 1 == record.iteration:
-            before[2].add_period(base_us - before[1])
+        if before is not None:
+            period_us, iterations = base_us - before[1], record.iteration - before[0]
+            if iterations < 1 or period_us < PERIOD_MIN_US * iterations:
+                self._last = None
+                return
+            if before[2] is not None and iterations == 1 and period_us <= MAX_DURATION_US:
+                before[2].add_period(period_us)
         plan = self._plan_of(record.iteration)
         pattern = None if plan is None else self._remember((plan.plan_id, plan.point))
         self._last = record.iteration, base_us, pattern
@@ -200,8 +208,14 @@ class Timetable:
         """Correct the prediction by the position of the host, in the terms of ``sight``, where the GPU's is not seen:
         the GPU is not ahead of it."""
         self._passed = None
-        while (pattern := self._pattern(self._iteration)) and now_us - self._high_us > pattern.period_us:
+        for _ in range(AHEAD):
+            pattern = self._pattern(self._iteration)
+            if pattern is None or now_us - self._high_us <= pattern.period_us:
+                break
             self._go_to(self._iteration + 1)
+        pattern = self._pattern(self._iteration)
+        if pattern is not None and now_us - self._high_us > pattern.period_us:  # longer ago than can be predicted from
+            self._low_us, self._high_us = -math.inf, math.inf
         if pattern is not None and iteration <= self._iteration:
             passed = min(max(boundaries, 0), self._boundaries) if iteration == self._iteration else 0
             error_us = pattern.spread_us(0, passed)

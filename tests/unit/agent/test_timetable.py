@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.clocks.timetable import Lead, Timetable
+from perseus_agent.clocks.timetable import AHEAD, PERIOD_MIN_US, Lead, Timetable
 from perseus_proto.latency import SwitchLatency
 
 LEAD = Lead(5_000, 2_000)
@@ -97,7 +97,7 @@ class Control:
 
 PLANS = st.lists(
     st.tuples(st.integers(0, 9_000), st.integers(1, 60_000), st.sampled_from((600, 900, 1200))), min_size=2
-)
+).filter(lambda plan: sum(wait_us + span_us for wait_us, span_us, _ in plan) - plan[0][0] >= PERIOD_MIN_US)
 LATENCIES = st.integers(LEAD.median_us - LEAD.deviation_us, LEAD.median_us + LEAD.deviation_us)
 
 
@@ -256,6 +256,36 @@ def test_a_sight_never_asks_for_less_than_can_come(
     mhz = timetable.target(now_us + 10_000_000, LEAD, 600).mhz
     assert mhz is not None
     assert mhz >= plan.clocks_mhz[passed // 2]
+
+
+@pytest.mark.parametrize("period_us", [0, 1, PERIOD_MIN_US - 1, -20_000])
+def test_a_period_that_cannot_be_true_is_never_used(period_us: int) -> None:
+    """Records that begin at one time once made the thread of a GPU count iterations for ever."""
+    plan = Plan((900, 1200))
+    timetable = Timetable(2, lambda _: plan)
+    for iteration in range(8):
+        begin_us = 1_000_000 + iteration * period_us
+        timetable.add(Run(iteration, (begin_us, begin_us), (0, 0)))
+        timetable.bound(iteration, 0, 10**12)
+    assert not timetable.ready
+
+
+@given(st.integers(PERIOD_MIN_US, 10_000), st.integers(0, 10**13))
+def test_however_long_ago_the_last_record_is_few_iterations_are_counted(period_us: int, later_us: int) -> None:
+    asked: list[int] = []
+    plan = Plan((900, 1200))
+
+    def plan_of(iteration: int) -> Plan:
+        asked.append(iteration)
+        return plan
+
+    timetable = Timetable(2, plan_of)
+    for iteration in range(4):
+        begin_us = 1_000_000 + iteration * period_us
+        timetable.add(Run(iteration, (begin_us, begin_us + 100), (100, 100)))
+    asked.clear()
+    timetable.bound(2**32 - 1, 0, 1_000_000 + later_us)
+    assert len(asked) <= 4 * AHEAD
 
 
 def test_the_lead_of_a_latency_is_its_median_and_the_deviation_to_its_tail() -> None:
