@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perseus_agent.clocks.clock_line import ClockLine
 from perseus_agent.clocks.iteration_pattern import Pattern
-from perseus_agent.clocks.timetable import Earlier, Lead
+from perseus_agent.clocks.lead import Earlier, Lead
 from perseus_solver.rehearsal.control import Expected, Leads, requests
 
 CLOCKS = 5

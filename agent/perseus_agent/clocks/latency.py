@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
+from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
-from perseus_agent.clocks.timetable import Lead
 from perseus_proto.latency import SwitchLatency, by_clock, corrected
 from perseus_proto.units import s_from_us, us_from_s
 

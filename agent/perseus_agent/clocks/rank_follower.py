@@ -17,9 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import ClockControl, RankProcess
-from perseus_agent.clocks.timetable import Lead, Timetable
+from perseus_agent.clocks.timetable import Timetable
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource, Phase, Position
 from perseus_proto.instruction import Instruction
 

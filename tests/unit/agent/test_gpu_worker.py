@@ -23,13 +23,13 @@ from perseus_agent.clocks.governor import Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.lost_gpu import ANSWERS, LostGpu
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_budget import RankBudget
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import READING_LATE_S, READING_SHARE, ReadingPace
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
-from perseus_agent.clocks.timetable import Lead
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverMismatch
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults

@@ -10,10 +10,10 @@ import pytest
 from tests.doubles.recording_node import plan_set_of
 from tests.doubles.recording_trainer import schedule_of
 
+from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.telemetry import ClockControl, RankProcess
-from perseus_agent.clocks.timetable import Lead
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults, MarkSource
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
