@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 from array import array
+from collections.abc import Generator
 from typing import Final
 
 from perseus_proto.channel_layout import (
@@ -372,30 +373,43 @@ class ChannelReader:
 
     def drain_iteration(self) -> IterationRecord | None:
         """The oldest closed iteration not yet drained, or None. Call until None after each ring."""
+        parts = self.drain_parts()
+        while True:
+            try:
+                next(parts)
+            except StopIteration as done:
+                record: IterationRecord | None = done.value
+                return record
+
+    def drain_parts(self, now_us: int | None = None) -> Generator[None, None, IterationRecord | None]:
+        """As ``drain_iteration``, in parts, each of which takes milliseconds at most: a record may be long, and a rank
+        may close one after another for ever. What the memory holds is copied in the first part.
+
+        Args:
+            now_us: now, by the rank's clock; None: not known. A record that ended later is incomplete.
+        """
         closed = sorted(
             sequence // 2 - 1 for sequence in map(self._sequence, range(SLOTS)) if sequence and sequence % 2 == 0
         )
         for iteration in closed:
             if iteration > MAX_ITERATION or (self._next is not None and iteration < self._next):
                 continue
-            record = self._read(iteration)
-            if record is None:  # overwritten while it was copied
+            words = self._copy(iteration)
+            if words is None:  # overwritten while it was copied
                 continue
             if self._next is not None:
                 self.lost += min(iteration - self._next, MAX_ITERATION)
             self._next = iteration + 1
-            return record
+            return (yield from parse_record(iteration, words, now_us))
         return None
 
     def _sequence(self, slot: int) -> int:
         sequence: int = self._words[first_record(self.instructions) + slot * record_words(self.instructions)]
         return sequence
 
-    def _read(self, iteration: int) -> IterationRecord | None:
+    def _copy(self, iteration: int) -> array[int] | None:
         size = record_words(self.instructions)
         start = first_record(self.instructions) + iteration % SLOTS * size
         # Copied as bytes: numbers are made one by one where they are read, and other threads may run in between.
         words = array("Q", self._words[start : start + size].tobytes())
-        if words[SEQUENCE] != 2 * iteration + 2 or self._words[start] != words[SEQUENCE]:
-            return None
-        return parse_record(iteration, words)
+        return words if words[SEQUENCE] == 2 * iteration + 2 == self._words[start] else None

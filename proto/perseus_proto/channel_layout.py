@@ -51,9 +51,11 @@ incomplete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from operator import le, sub
 from typing import Final
 
 LAYOUT_VERSION: Final = 2
@@ -62,6 +64,10 @@ SLOTS: Final = 4
 MAX_ITERATION: Final = 2**32 - 1
 MAX_DURATION_US: Final = 2**32 - 1
 MAX_LEAD_US: Final = 2**31 - 1
+AHEAD_US: Final = 1_000_000
+"""By how much times may be ahead of the reader's clock: those of a GPU are translated to the host's."""
+_PART: Final = 4_096
+"""Instructions of a record that are read at once: in 2 ms, of which other threads cannot run for 0.3."""
 GPU_MARK_BYTE: Final = 8 * 16
 """Where in the memory the GPU writes its mark, 32 bits; within its first page."""
 
@@ -190,37 +196,66 @@ def memory_bytes(instructions: int) -> int:
     return 8 * (first_record(instructions) + SLOTS * record_words(instructions))
 
 
-def parse_record(iteration: int, words: Sequence[int]) -> IterationRecord:
-    """What a closed record says; incomplete if its times are impossible.
+def parse_record(
+    iteration: int, words: array[int], now_us: int | None = None
+) -> Generator[None, None, IterationRecord]:
+    """What a closed record says; incomplete if its times are impossible. In parts: there may be many instructions.
 
     Args:
         iteration: of its sequence.
         words: the whole record, any numbers of 64 bits.
+        now_us: now, by the clock that its times are of: it cannot have ended much later. None: not known.
     """
     instructions = (len(words) - TIMES) // 3
     begin_us, end_us = words[BEGIN], words[END]
-    hosts = TIMES + 2 * instructions
-    begins_us, ends_us = words[TIMES:hosts:2], words[TIMES + 1 : hosts : 2]
     source = source_of(words[RECORD_SOURCE])
     late = source in (MarkSource.EVENTS, MarkSource.GPU)
-    host_begin_us, host_begins_us = (words[HOST_BEGIN], words[hosts:]) if late else (begin_us, begins_us)
     faults = Faults(words[FAULTS] & sum(Faults))
-    valid = begin_us <= end_us <= begin_us + MAX_DURATION_US and all(
-        begin_us <= begin <= end <= end_us and -MAX_LEAD_US <= begin - host <= MAX_LEAD_US
-        for begin, end, host in zip(begins_us, ends_us, host_begins_us, strict=True)
+    complete = (
+        not faults
+        and words[ENDED] == instructions
+        and begin_us <= end_us <= begin_us + MAX_DURATION_US
+        and (now_us is None or end_us <= now_us + AHEAD_US)
     )
-    complete = valid and not faults and words[ENDED] == instructions
+    begins_us, durations_us, host_begins_us = list[int](), list[int](), list[int]()
+    hosts = TIMES + 2 * instructions
+    for first in range(0, instructions if complete else 0, _PART):
+        last = min(first + _PART, instructions)
+        begins = words[TIMES + 2 * first : TIMES + 2 * last : 2].tolist()
+        ends = words[TIMES + 1 + 2 * first : TIMES + 2 * last : 2].tolist()
+        host_begins = words[hosts + first : hosts + last].tolist() if late else begins
+        if not _possible(begin_us, end_us, begins, ends, host_begins):
+            complete = False
+            break
+        begins_us += begins
+        durations_us += map(sub, ends, begins)
+        host_begins_us += host_begins
+        yield
     return IterationRecord(
         iteration=iteration,
         begin_us=begin_us,
         end_us=end_us,
         begins_us=tuple(begins_us) if complete else (),
-        durations_us=tuple(end - begin for begin, end in zip(begins_us, ends_us, strict=True)) if complete else (),
+        durations_us=tuple(durations_us) if complete else (),
         complete=complete,
         faults=faults,
-        host_begin_us=host_begin_us,
+        host_begin_us=words[HOST_BEGIN] if late else begin_us,
         host_begins_us=tuple(host_begins_us) if complete else (),
         source=source,
+    )
+
+
+def _possible(
+    begin_us: int, end_us: int, begins_us: Sequence[int], ends_us: Sequence[int], host_begins_us: Sequence[int]
+) -> bool:
+    """Whether instructions ran within a step, and the host was not absurdly far from them."""
+    leads_us = list(map(sub, begins_us, host_begins_us))
+    return (
+        begin_us <= min(begins_us)
+        and max(ends_us) <= end_us
+        and all(map(le, begins_us, ends_us))
+        and min(leads_us) >= -MAX_LEAD_US
+        and max(leads_us) <= MAX_LEAD_US
     )
 
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
+from perseus_agent.clocks.backlog import Backlog
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.commands import Commands
 from perseus_agent.clocks.governor import Governor, GovernorLimits
@@ -81,6 +82,7 @@ class GpuWorker:
         self._job_uid = ""
         self._slowdowns = Slowdowns()
         self._budget = RankBudget()
+        self._backlog = Backlog(self._reports)
         self._pump_s: float | None = None
         self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
         self._watch_s = self._due_s = time.monotonic()
@@ -215,7 +217,7 @@ class GpuWorker:
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep this thread awake.
             events = self._wait()
-            self._awake_since_s = now_s = time.monotonic()
+            self._awake_since_s, began_s = (now_s := time.monotonic()), time.thread_time()
             try:
                 for descriptor, _ in events:
                     if descriptor == self._commands.bell:
@@ -228,6 +230,8 @@ class GpuWorker:
                     self._routine(now_s)
                 if 0 < self.governor.latency.read_us <= us_from_s(now_s):
                     self._read_clock(now_s)
+                if self._has_backlog:
+                    self._work_off(began_s)
             except Exception:
                 # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
@@ -242,6 +246,8 @@ class GpuWorker:
 
     def _wait(self) -> list[tuple[int, int]]:
         """Wait for a ring or for what is due: to the microsecond where a clock depends on it."""
+        if self._has_backlog:
+            return self._epoll.poll(0)
         soon_s = min(at for at in (self._look_s, s_from_us(self.governor.latency.read_us), math.inf) if at)
         timeout_s = max(0.0, min(self._due_s, soon_s) - time.monotonic())
         if soon_s < self._due_s and self._precise:
@@ -256,6 +262,7 @@ class GpuWorker:
             self._pump_s = self.governor.pump()
         if self.follower is not None and self._budget.paid(now_s):
             self._epoll.modify(self.follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._backlog.unread()
             self._follow(self.follower)
         if now_s >= self._watch_s:
             self._watch_s = now_s + self._limits.watch_interval_s
@@ -290,9 +297,7 @@ class GpuWorker:
             self._plan_routine()
         self._look_s = s_from_us(follower.next_look_us)
         if follower.due:
-            began_s = time.thread_time()
-            self._reports.add(follower, follower.collect(governor.writes))
-            spent_s += time.thread_time() - began_s
+            self._backlog.unread()
         self._charge(follower, spent_s)
 
     def _follow_or_rest(self) -> None:
@@ -303,9 +308,26 @@ class GpuWorker:
             self._pump_s = self.governor.want(None)
             self._plan_routine()
 
-    def _charge(self, follower: RankFollower, spent_s: float) -> None:
+    @property
+    def _has_backlog(self) -> bool:
+        """Whether there is something to do that can wait, but not for a time."""
+        return self._backlog.pending and not self._budget.muted_until_s
+
+    def _work_off(self, began_s: float) -> None:
+        """Read records and make reports, as much as there is room for in a turn that began then."""
+        governor = self.governor
+        spent_s = self._backlog.work(
+            self.follower,
+            governor.writes,
+            began_s=began_s,
+            enforced=governor.controllability is Controllability.YES,
+            effects=governor.latency.effects,
+        )
+        self._charge(self.follower, spent_s)
+
+    def _charge(self, follower: RankFollower | None, spent_s: float) -> None:
         """Note what a rank has cost; stop following one that costs too much, at default clocks."""
-        if not self._budget.spend(spent_s, time.monotonic()):
+        if not self._budget.spend(spent_s, time.monotonic(), mute=follower is not None) or follower is None:
             return
         where = {"gpu": self.uuid, "job": self._job_uid}
         log.warning("the rank's marks cost too much: default clocks for a while", extra=where)
@@ -322,8 +344,10 @@ class GpuWorker:
         if follower is None:
             return
         self._epoll.unregister(follower.channel.event_fd)
-        self._reports.add(follower, follower.leave(self.governor.writes))
-        self._publish_ready(counter=False)
+        self._backlog.forget()
+        self._reports.add(follower, follower.leave(self.governor.writes, us_from_ns(time.monotonic_ns())))
+        self._reports.hurry()
+        self._backlog.unreported(counter=False)
 
     def _sample(self) -> None:
         limits, began_s = self._limits, time.monotonic()
@@ -339,7 +363,7 @@ class GpuWorker:
         for reading in readings or ():
             self.meter.add(reading)
         self._sample_clock()
-        self._publish_ready(counter=readings is not None)
+        self._backlog.unreported(counter=readings is not None)
 
     def _sample_clock(self) -> None:
         if self.follower is None or self.governor.lost:
@@ -348,13 +372,6 @@ class GpuWorker:
             limited = EventReason.POWER_CAP in self.device.event_reasons()
             reading = ClockReading(self.device.now_us(), self.device.sm_clock_mhz(), limited)
             self._reports.clocks.append(reading)
-
-    def _publish_ready(self, *, counter: bool) -> None:
-        enforced = self.governor.controllability is Controllability.YES
-        began_s = time.thread_time()
-        self._reports.publish_ready(counter=counter, enforced=enforced, effects=self.governor.latency.effects)
-        if self.follower is not None:
-            self._charge(self.follower, time.thread_time() - began_s)
 
     def _read_clock(self, now_s: float) -> None:
         """Read the clock to see whether a change is in effect, unless another is due meanwhile."""

@@ -1,30 +1,35 @@
-"""What repeats in iterations: the times of a plan's boundaries, µs from the begin of the first instruction."""
+"""What repeats in iterations: the times of a plan's boundaries, µs from the begin of the first instruction.
+
+The times are a rank's own words, and there may be many: they are kept as they came, in eight bytes each, and medians
+and spreads are computed of the boundaries that are asked for.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
-from operator import sub
 from typing import Final
 
 KEPT: Final = 5
 """Iterations remembered: the median ignores two outliers, and a change of pace is followed soon."""
 TRUSTED: Final = 2
 """Iterations after which the times are used: so many show by how much they differ."""
+SPREADS_KEPT: Final = 4_096
+"""Spreads remembered: a rank chooses which boundaries are asked for, and there are as many pairs as their square."""
 
 
 class Pattern:
     """The last iterations under one plan. A boundary is the begin (2·k) or the end (2·k + 1) of instruction k."""
 
     def __init__(self) -> None:
-        self._kept: deque[list[int]] = deque(maxlen=KEPT)
+        self._kept: deque[array[int]] = deque(maxlen=KEPT)
         self._periods_us: deque[int] = deque(maxlen=KEPT)
-        self.offsets_us: list[int] = []
-        """When each boundary is passed: the median."""
+        self.boundaries = 0
+        """How many are known."""
         self.period_us = 0
         """From the begin of the iteration to the begin of the next."""
         self.period_spread_us = 0
-        self._times_us: list[tuple[int, ...]] = []  # of each boundary, in the iterations that are kept
         self._spreads_us: dict[tuple[int, int], int] = {}
 
     @property
@@ -32,13 +37,16 @@ class Pattern:
         """Whether enough is known to predict."""
         return len(self._kept) >= TRUSTED and len(self._periods_us) > 0
 
-    def add(self, offsets_us: list[int]) -> None:
-        """One more iteration."""
-        self._kept.append(offsets_us)
+    @property
+    def offsets_us(self) -> list[int]:
+        """When each boundary is passed: the median."""
+        return self.places_us(0, self.boundaries)
+
+    def add(self, offsets_us: Sequence[int]) -> None:
+        """One more iteration, of as many boundaries as those before."""
+        self._kept.append(array("q", offsets_us))
+        self.boundaries = len(offsets_us)
         self._spreads_us = {}
-        middle = len(self._kept) // 2
-        self._times_us = list(zip(*self._kept, strict=True))
-        self.offsets_us = [sorted(times_us)[middle] for times_us in self._times_us]
 
     def add_period(self, period_us: int) -> None:
         """One more iteration has been followed by another, so long after its begin."""
@@ -48,7 +56,14 @@ class Pattern:
 
     def place_us(self, boundary: int) -> int:
         """When a boundary is passed; the one after the last is the first of the next iteration."""
-        return self.offsets_us[boundary] if boundary < len(self.offsets_us) else self.period_us
+        if boundary >= self.boundaries:
+            return self.period_us
+        return sorted([kept[boundary] for kept in self._kept])[len(self._kept) // 2]
+
+    def places_us(self, first: int, last: int) -> list[int]:
+        """When the boundaries from ``first`` to the one before ``last`` are passed."""
+        middle = len(self._kept) // 2
+        return [sorted(times_us)[middle] for times_us in zip(*(kept[first:last] for kept in self._kept), strict=True)]
 
     def spread_us(self, since: int, until: int) -> int:
         """By how much the time between two boundaries differs between iterations, at most; one below 0 is the first."""
@@ -58,10 +73,12 @@ class Pattern:
             first, last = max(since, 0), max(until, 0)
             if first == last:
                 spread_us = 0
-            elif last == len(self.offsets_us):
+            elif last == self.boundaries:
                 return self.spread_us(0, first) + self.period_spread_us
             else:
-                spread_us = _spread(list(map(sub, self._times_us[last], self._times_us[first])))
+                spread_us = _spread([kept[last] - kept[first] for kept in self._kept])
+            if len(self._spreads_us) >= SPREADS_KEPT:
+                self._spreads_us = {}
             self._spreads_us[key] = spread_us
         return spread_us
 

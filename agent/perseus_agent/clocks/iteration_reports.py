@@ -1,13 +1,15 @@
 """Reports of finished iterations of one GPU: they wait for their energy, and are published.
 
-They belong to the thread of their GPU, which adds readings and finished iterations and asks for what is ready.
+They belong to the thread of their GPU, which adds readings and finished iterations and asks for what is ready. A report
+takes the longer the more instructions there are, so it is made in parts of some milliseconds each.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -21,8 +23,13 @@ from perseus_proto.units import s_from_us
 MAX_UNFINISHED: Final = 16
 UNFINISHED_S: Final = 3.0
 """Iterations that wait for their energy, and how long: longer than any counter's tick."""
+UNFINISHED_INSTRUCTIONS: Final = 1 << 17
+"""Of all that wait together: more do not wait, and of twice as many the oldest are lost."""
+_PART: Final = 8_192
+"""Moments whose energy is looked up in one part: in 3 ms."""
 CLOCKS_KEPT: Final = 1_024
 """Readings of the SM clock: of nearly a minute, at the default interval."""
+_OVER: Final = object()
 
 
 class IterationReports:
@@ -37,6 +44,9 @@ class IterationReports:
         self._publish = publish
         self._energies = InstructionEnergies()
         self._waiting: deque[tuple[float, Finished, RankFollower]] = deque()
+        self._instructions = 0
+        """Of all that wait."""
+        self._report: Generator[None, None, None] | None = None
 
     def begin(self) -> None:
         """Another rank drives the GPU: means of energy begin anew."""
@@ -44,34 +54,64 @@ class IterationReports:
 
     def add(self, follower: RankFollower, finished: Iterable[Finished]) -> None:
         """Iterations of a rank are over."""
-        self._waiting.extend((time.monotonic(), one, follower) for one in finished)
+        for one in finished:
+            self._waiting.append((time.monotonic(), one, follower))
+            self._instructions += len(one.record.begins_us)
+        while self._instructions > 2 * UNFINISHED_INSTRUCTIONS:
+            self._take()
 
-    def publish_ready(self, *, counter: bool, enforced: bool, effects: Sequence[Effect]) -> None:
-        """Publish what need not wait any longer.
+    def hurry(self) -> None:
+        """Let none of those that are there wait for its energy."""
+        self._waiting = deque((-math.inf, one, follower) for _, one, follower in self._waiting)
+
+    def publish_part(self, *, counter: bool, enforced: bool, effects: Sequence[Effect]) -> bool:
+        """Make a part of the report of an iteration that need not wait any longer. Returns whether there is more to do.
 
         Args:
             counter: the GPU has an energy counter to wait for.
             enforced: plans could be followed.
             effects: of the last writes.
         """
-        patience_s = time.monotonic() - UNFINISHED_S
-        while self._waiting and (
-            not counter
-            or self.meter.covers(self._waiting[0][1].next_begin_us)
-            or self._waiting[0][0] < patience_s
-            or len(self._waiting) > MAX_UNFINISHED
-        ):
-            self._report(*self._waiting.popleft()[1:], enforced, effects)
+        if self._report is None:
+            if not self._ready(counter=counter):
+                return False
+            self._report = self._reported(*self._take(), enforced, effects)
+        if next(self._report, _OVER) is _OVER:
+            self._report = None
+        return True
 
-    def _report(self, one: Finished, follower: RankFollower, enforced: bool, effects: Sequence[Effect]) -> None:
+    def _ready(self, *, counter: bool) -> bool:
+        """Whether the oldest need not wait any longer."""
+        if not self._waiting:
+            return False
+        since_s, one, _ = self._waiting[0]
+        return (
+            not counter
+            or self.meter.covers(one.next_begin_us)
+            or since_s < time.monotonic() - UNFINISHED_S
+            or len(self._waiting) > MAX_UNFINISHED
+            or self._instructions > UNFINISHED_INSTRUCTIONS
+        )
+
+    def _take(self) -> tuple[Finished, RankFollower]:
+        _, one, follower = self._waiting.popleft()
+        self._instructions -= len(one.record.begins_us)
+        return one, follower
+
+    def _reported(
+        self, one: Finished, follower: RankFollower, enforced: bool, effects: Sequence[Effect]
+    ) -> Generator[None, None, None]:
         record, plan = one.record, one.plan if enforced else None
         key = (plan.plan_id, plan.point) if plan else None
-        energy_mj = self._account(one, key)
+        energy_mj = yield from self._account(one, key)
         means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
+        yield
         quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
+        yield
         below_us, above_us = (
             beside_plan_us(record, plan.clocks_mhz, effects) if plan and follower.machine_clock else (0, 0)
         )
+        yield
         clock_mhz, limited = clock_during(record, one.next_begin_us, self.clocks)
         leads_us = record.leads_us if follower.machine_clock else ()
         self.lead_s = s_from_us(max(leads_us)) if leads_us else None
@@ -102,19 +142,26 @@ class IterationReports:
             ),
         )
 
-    def _account(self, one: Finished, key: object) -> int | None:
+    def _account(self, one: Finished, key: object) -> Generator[None, None, int | None]:
         """Energy of an iteration, and of each of its instructions into the means."""
         record = one.record
         moments = [record.begin_us]
         for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
             moments += (begin_us, begin_us + duration_us)
         moments.append(one.next_begin_us)
+        yield
         if any(later < earlier for earlier, later in pairwise(moments)):
             # the energy of instructions that overlap cannot be separated
             moments = [record.begin_us, one.next_begin_us]
-        levels = self.meter.at(moments)
-        if levels is None:
+        levels: list[float] = []
+        if not self.meter.covers(one.next_begin_us):
             return None
+        for first in range(0, len(moments), _PART):
+            found = self.meter.at(moments[first : first + _PART])
+            if found is None:
+                return None
+            levels += found
+            yield
         if len(moments) > 2:
             spent = [levels[place + 1] - levels[place] for place in range(1, len(levels) - 1, 2)]
             self._energies.add(key, spent)

@@ -28,16 +28,17 @@ class RankBudget:
         self.muted_until_s = 0.0
         """Until when the rank is not followed; 0: it is."""
 
-    def spend(self, cpu_s: float, now_s: float) -> bool:
+    def spend(self, cpu_s: float, now_s: float, *, mute: bool = True) -> bool:
         """Note what a turn has cost. Returns whether the rank must not be followed from now on.
 
         Args:
             cpu_s: processor time of the turn.
             now_s: now, in seconds of any clock that does not go back.
+            mute: there is a rank that can be left alone.
         """
         self._owed_s = max(0.0, self._owed_s - self._share * (now_s - self._at_s)) + cpu_s
         self._at_s = now_s
-        if self._owed_s <= self._burst_s or self.muted_until_s:
+        if self._owed_s <= self._burst_s or self.muted_until_s or not mute:
             return False
         self.muted_until_s = now_s + self._owed_s / self._share
         return True

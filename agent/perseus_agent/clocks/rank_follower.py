@@ -14,6 +14,7 @@ that iteration at default clocks.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,8 @@ from perseus_proto.instruction import Instruction
 
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)
+LEAVE_PARTS: Final = 2 * SLOTS + 1
+"""What is read of a rank that leaves: all its records, if they are of one part each."""
 AGAIN_US: Final = 50
 """After rings are wanted again, a look follows: store buffers have drained by then (see ``perseus_proto.channel``)."""
 
@@ -94,6 +97,7 @@ class RankFollower:
         self._deviant = False
         self._marks: dict[int, _Mark] = {}
         self._open: IterationRecord | None = None
+        self._reading: Generator[None, None, IterationRecord | None] | None = None
         position = channel.position()
         if position.phase not in (Phase.NONE, Phase.STEP_ENDED):
             # Met inside an iteration: plans begin at boundaries, so this one stays at default clocks.
@@ -198,31 +202,66 @@ class RankFollower:
     # ------------------------------------------------------------------------------------------- what is over
 
     def collect(self, writes: int) -> list[Finished]:
-        """Collect the iterations that are over, oldest first. Call it when a step begins or ends."""
-        finished = []
-        while (record := self.channel.drain_iteration()) is not None:
-            if not record.complete:
-                self.deviations += 1
-            if self.machine_clock and record.source is not MarkSource.HOST:
-                self._timetable.add(record)
-            if self._open is not None:
-                following = record.begin_us if record.iteration == self._open.iteration + 1 else self._open.end_us
-                finished.append(self._finish(self._open, following, writes))
-            self._open = record
-        # On the GPU the next one begins when its own record says so, not when the host launches it.
-        if self._open is not None and not _late(self._open):
-            begin_us = self.channel.step_begin_us()
-            position = self.channel.position()
-            if position.iteration == self._open.iteration + 1 and self.channel.step_begin_us() == begin_us:
-                finished.append(self._finish(self._open, begin_us, writes))
-                self._open = None
+        """Collect the iterations that are over, oldest first. Call it when a step begins or ends. It ends when the rank
+        has closed no more: where that is not trusted, use ``collect_part``."""
+        finished, more = self.collect_part(writes)
+        while more:
+            found, more = self.collect_part(writes)
+            finished += found
         return finished
 
-    def leave(self, writes: int) -> list[Finished]:
-        """Stop the rank's rings and return the iterations not reported yet. The memory stays: the session owns it."""
+    def collect_part(self, writes: int, now_us: int | None = None) -> tuple[list[Finished], bool]:
+        """Read a part of a record, which takes milliseconds at most. Returns what is over now, and whether there may be
+        another part to read.
+
+        Args:
+            writes: as for ``look``.
+            now_us: now, by the machine's clock; None: not known. A record of later times says nothing.
+        """
+        if self._reading is None:
+            self._reading = self.channel.drain_parts(now_us if self.machine_clock else None)
+        try:
+            next(self._reading)
+            return [], True
+        except StopIteration as done:
+            record: IterationRecord | None = done.value
+        self._reading = None
+        return (self._drained(writes), False) if record is None else (self._over(record, writes), True)
+
+    def _over(self, record: IterationRecord, writes: int) -> list[Finished]:
+        """A record was read: the one before it is finished."""
+        self.deviations += not record.complete
+        if self.machine_clock and record.source is not MarkSource.HOST:
+            self._timetable.add(record)
+        before, self._open = self._open, record
+        if before is None:
+            return []
+        following = record.begin_us if record.iteration == before.iteration + 1 else before.end_us
+        return [self._finish(before, following, writes)]
+
+    def _drained(self, writes: int) -> list[Finished]:
+        """All records were read: the last one is finished if it is known when the next begins."""
+        # On the GPU the next one begins when its own record says so, not when the host launches it.
+        if self._open is None or _late(self._open):
+            return []
+        begin_us = self.channel.step_begin_us()
+        position = self.channel.position()
+        if position.iteration != self._open.iteration + 1 or self.channel.step_begin_us() != begin_us:
+            return []
+        finished, self._open = [self._finish(self._open, begin_us, writes)], None
+        return finished
+
+    def leave(self, writes: int, now_us: int | None = None) -> list[Finished]:
+        """Stop the rank's rings and return the iterations not reported yet, but for those that take long to read. The
+        memory stays: the session owns it."""
         self.channel.set_wake_map(bytes(self._count))
         self.channel.skip_rings_from(0)
-        finished = self.collect(writes)
+        finished: list[Finished] = []
+        for _ in range(LEAVE_PARTS):
+            found, more = self.collect_part(writes, now_us)
+            finished += found
+            if not more:
+                break
         if self._open is not None:
             finished.append(self._finish(self._open, self._open.end_us, writes))
             self._open = None

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from perseus_agent.clocks.latency import Effect
 from perseus_proto.channel import IterationRecord
+
+OVERLAP: Final = 4
+"""Instructions that run at once, beyond which their clocks are not told apart: a rank may say that all do."""
 
 
 class ClockReading(NamedTuple):
@@ -28,9 +31,10 @@ def beside_plan_us(record: IterationRecord, clocks_mhz: Sequence[int], effects: 
         record: of the iteration; without times the answer is 0 and 0.
         clocks_mhz: the plan, one clock per instruction.
         effects: which clock was in effect from when on, ascending; None, the default clocks, is above all. Before the
-            first nothing is known, and nothing is counted.
+            first nothing is known, and nothing is counted. Nor is it where many instructions run at the same time.
     """
     below_us = above_us = 0
+    room = len(record.begins_us) + OVERLAP * len(effects)
     times = [effect.time_us for effect in effects]
     for begin_us, span_us, planned_mhz in zip(record.begins_us, record.durations_us, clocks_mhz, strict=False):
         end_us = begin_us + span_us
@@ -45,6 +49,9 @@ def beside_plan_us(record: IterationRecord, clocks_mhz: Sequence[int], effects: 
                 elif mhz < planned_mhz:
                     below_us += until_us - from_us
             at += 1
+            room -= 1
+            if room < 0:
+                return 0, 0
     return below_us, above_us
 
 

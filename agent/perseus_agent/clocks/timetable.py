@@ -6,6 +6,9 @@ the clocks to ask for, each as early as its own changes take, and the highest cl
 where the GPU may be now. What is not known makes that span longer. So a clock is raised early and lowered late, short
 runs of a lower clock keep the higher one, and a GPU that is later than predicted keeps its clock until it goes on.
 
+What a rank writes decides no loop's length: where the schedule does, the work is done in steps, a few in each look, and
+until they are done the layout before holds.
+
 All times are microseconds of one clock, which may be a virtual one. Nothing here reads a clock, a device or a channel.
 A *boundary* is the begin or the end of an instruction: 2·k and 2·k + 1 for instruction k. Times within an iteration
 count from the begin of its first instruction, its *base*; the timetable is a span in which the base of one iteration,
@@ -15,19 +18,30 @@ the last one that was seen or predicted, lies.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import Final, NamedTuple, Protocol
 
-from perseus_agent.clocks.clock_line import ClockLine
+from perseus_agent.clocks.clock_line import LOOK_CLOCKS, StepsOf
+from perseus_agent.clocks.drawing import (
+    AHEAD,
+    DEFAULT_CLOCKS,
+    NOTHING_DRAWN,
+    Drawing,
+    Planned,
+    ShownFor,
+    draw,
+    highest_mhz,
+    same_plans,
+)
 from perseus_agent.clocks.iteration_pattern import Pattern
 from perseus_agent.clocks.lead import Lead
 from perseus_proto.channel import MAX_DURATION_US
 
 PLANS_KEPT: Final = 4
 """Plans whose times are remembered: a job changes to and fro between few, such as around a straggler."""
-AHEAD: Final = 2
-"""Iterations that are looked ahead at. What is beyond them is taken for the highest clock of the last."""
 SIGHT_SHARE: Final = 4
 SIGHT_MIN_US: Final = 1_000
 """The GPU is sighted at boundaries, so far apart at least, while its place is less certain than this, or a quarter of
@@ -40,19 +54,9 @@ LOOK_MAX_US: Final = 1_000_000
 """Between looks at most, and at least one in each iteration."""
 PERIOD_MIN_US: Final = 1_000
 """Iterations that begin closer together cannot be: no step of a pipeline is so short."""
-_DEFAULT_CLOCKS: Final = 1 << 30
-"""Stands for the default clocks, which are above any that is locked."""
-
-
-class Planned(Protocol):
-    """A plan of one stage."""
-
-    @property
-    def plan_id(self) -> str: ...
-    @property
-    def point(self) -> int: ...
-    @property
-    def clocks_mhz(self) -> tuple[int, ...]: ...
+DRAW_STEPS: Final = 4_096
+DRAW_AGAIN_US: Final = 500
+"""Clocks and places that one look lays out, and when it is looked again if there are more: 6 ms at most."""
 
 
 class Record(Protocol):
@@ -95,7 +99,8 @@ class Timetable:
         self._seen_us = 0
         self._late_since_us = 0
         self._additions = 0
-        self._drawn = _Drawing(-1, -1, None, (None, None), ClockLine(), [], [])
+        self._drawn = NOTHING_DRAWN
+        self._drawing: tuple[Sequence[Planned | None], StepsOf[Drawing]] | None = None  # under way, and of which plans
 
     # ------------------------------------------------------------------------------------------- what was and is
 
@@ -109,6 +114,11 @@ class Timetable:
             self._last = None
             return
         before, base_us = self._last, record.begins_us[0]
+        begins_us = [begin_us - base_us for begin_us in record.begins_us]
+        ends_us = list(map(add, begins_us, record.durations_us))
+        if min(begins_us) < 0 or min(record.durations_us) < 0 or max(ends_us) > MAX_DURATION_US:
+            self._last = None
+            return
         if before is not None:
             period_us, iterations = base_us - before[1], record.iteration - before[0]
             if iterations < 1 or period_us < PERIOD_MIN_US * iterations:
@@ -121,8 +131,9 @@ class Timetable:
         self._last = record.iteration, base_us, pattern
         self._additions += 1
         if pattern is not None:
-            spans = zip(record.begins_us, record.durations_us, strict=True)
-            pattern.add([time - base_us for begin, span in spans for time in (begin, begin + span)])
+            offsets_us = array("q", bytes(8 * self._boundaries))
+            offsets_us[::2], offsets_us[1::2] = array("q", begins_us), array("q", ends_us)
+            pattern.add(offsets_us)
             self._place(record.iteration, base_us)
 
     @property
@@ -187,14 +198,16 @@ class Timetable:
             lead: of this GPU.
             asked_mhz: the clock that was asked for last; None: the default clocks.
         """
-        self._draw(lead)
+        if not self._draw(lead):  # no layout of these plans yet
+            mhz = max(highest_mhz(self._plan_of(self._iteration + ahead)) for ahead in range(AHEAD))
+            return Target(None if mhz == DEFAULT_CLOCKS else mhz, now_us + DRAW_AGAIN_US)
         line, places_us = self._drawn.line, self._drawn.asked_us
         # Where the GPU is predicted to be at the earliest and at the latest.
         earliest_us, latest_us = now_us - self._high_us, now_us - self._low_us
         passed, coming, sure_us = self._surely_passed(earliest_us), *self._surely_to_come(latest_us)
         here_us = places_us[passed] if passed >= 0 else -math.inf
         there_us = max(latest_us, places_us[coming - 1] if coming else -math.inf)
-        asked = _DEFAULT_CLOCKS if asked_mhz is None else asked_mhz
+        asked = DEFAULT_CLOCKS if asked_mhz is None else asked_mhz
         enough_mhz = line.highest_mhz(here_us, there_us)
         mhz = min(max(asked, enough_mhz), line.highest_mhz(here_us, there_us + lead.worth_us))
         raise_us = line.raise_us(there_us, mhz)
@@ -206,8 +219,10 @@ class Timetable:
         next_wait_us = self._high_us + next_us + 1 - now_us
         wait_us = min(raise_wait_us, lower_wait_us, LOOK_MAX_US, next_wait_us if next_wait_us > 0 else LOOK_MAX_US)
         sight_us = self._sight_us(now_us, now_us + lower_wait_us, lead)
+        if self._drawing is not None:
+            sight_us = min(sight_us, now_us + DRAW_AGAIN_US)
         look_us = max(min(now_us + wait_us, sight_us), now_us + 1)
-        return Target(None if mhz == _DEFAULT_CLOCKS else mhz, math.ceil(look_us))
+        return Target(None if mhz == DEFAULT_CLOCKS else mhz, math.ceil(look_us))
 
     def _sight_us(self, now_us: int, lower_us: float, lead: Lead) -> float:
         """When the GPU should be sighted to know its place better: at the boundary to come while it is uncertain, and
@@ -227,12 +242,11 @@ class Timetable:
             return max(sight_us, now_us + SIGHT_MIN_US)
         places_us = self._drawn.places_us
         before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
-        while before >= self._passed:
-            due_us = places_us[before] + self._error_at_us(before) + self._high_us + 1
+        for boundary in range(before, max(self._passed - 1, before - LOOK_CLOCKS), -1):
+            due_us = places_us[boundary] + self._error_at_us(boundary) + self._high_us + 1
             if due_us < lower_us:
                 return max(due_us, now_us + SIGHT_MIN_US)
-            before -= 1
-        return math.inf
+        return math.inf if before - LOOK_CLOCKS < self._passed else now_us + SIGHT_MIN_US
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -240,22 +254,22 @@ class Timetable:
         """The last boundary for which it is surely time to ask when the GPU is predicted to be at a place, however
         early or late it passes those until there; −1: none."""
         places_us, seen = self._drawn.asked_us, (self._passed or 0) - 1
-        boundary = bisect_right(places_us, place_us) - 1
-        while boundary > seen and places_us[boundary] + self._error_at_us(boundary) > place_us:
-            boundary -= 1
-        return max(boundary, seen)
+        last = bisect_right(places_us, place_us) - 1
+        for boundary in range(last, max(seen, last - LOOK_CLOCKS), -1):
+            if places_us[boundary] + self._error_at_us(boundary) <= place_us:
+                return boundary
+        return seen
 
     def _surely_to_come(self, place_us: float) -> tuple[int, float]:
         """The first boundary for which it is surely too early then, and the place until which that is so; the number of
         those known, if there is none."""
         places_us = self._drawn.asked_us
-        boundary = max(bisect_right(places_us, place_us), self._passed or 0)
-        while boundary < len(places_us):
+        first = max(bisect_right(places_us, place_us), self._passed or 0)
+        for boundary in range(first, min(len(places_us), first + LOOK_CLOCKS)):
             sure_us = places_us[boundary] - self._error_at_us(boundary)
             if sure_us > place_us:
                 return boundary, sure_us
-            boundary += 1
-        return boundary, math.inf
+        return len(places_us), math.inf
 
     def _error_us(self, place_us: float) -> float:
         """By how much the time from the last sight to a place differs between iterations."""
@@ -317,7 +331,7 @@ class Timetable:
 
     def _pattern(self, iteration: int) -> Pattern | None:
         """The times of an iteration's plan, if they are known."""
-        if iteration == self._drawn.iteration and self._additions == self._drawn.additions:
+        if (iteration, self._additions) == self._drawn.shown_for[:2]:
             return self._drawn.patterns[0]
         return self._known(self._plan_of(iteration))
 
@@ -332,40 +346,20 @@ class Timetable:
             del self._patterns[next(iter(self._patterns))]
         return pattern
 
-    def _draw(self, lead: Lead) -> None:
-        """Lay out the clocks to ask for in this iteration and in those ahead, if something has changed."""
-        if (self._drawn.iteration, self._drawn.additions, self._drawn.lead) == (self._iteration, self._additions, lead):
-            return
+    def _draw(self, lead: Lead) -> bool:
+        """Lay out the clocks to ask for in this iteration and in those ahead, if something has changed, as far as one
+        look may take it. Returns whether there is a layout of the plans in force, if perhaps not of the last record."""
+        if self._drawn.shown_for == (self._iteration, self._additions, lead):
+            return True
         plans = [self._plan_of(self._iteration + ahead) for ahead in range(AHEAD + 1)]
-        patterns = [self._known(plan) for plan in plans]
-        line, places_us, origin_us = ClockLine(), list[int](), 0
-        for plan, pattern, following, known in zip(plans, patterns, plans[1:], patterns[1:], strict=False):
-            if plan is None or pattern is None:
-                break
-            next_mhz = _highest(following) if following is None or known is None else following.clocks_mhz[0]
-            line.draw(pattern, plan.clocks_mhz, origin_us, next_mhz)
-            places_us += [origin_us + offset_us for offset_us in pattern.offsets_us]
-            origin_us += pattern.period_us
-        else:
-            plan = plans[AHEAD]
-        line.add(origin_us, _highest(plan))
-        places_us.append(origin_us)
-        line, asked_us = line.asked(lead, places_us)
-        self._drawn = _Drawing(self._iteration, self._additions, lead, patterns, line, places_us, asked_us)
-
-
-class _Drawing(NamedTuple):
-    """The boundaries of an iteration and of those ahead, where the GPU is when the clocks after them are asked for, the
-    line of these clocks, and what they were drawn for."""
-
-    iteration: int
-    additions: int
-    lead: Lead | None
-    patterns: Sequence[Pattern | None]
-    line: ClockLine
-    places_us: list[int]
-    asked_us: list[float]
-
-
-def _highest(plan: Planned | None) -> int:
-    return _DEFAULT_CLOCKS if plan is None else max(plan.clocks_mhz)
+        # One that is under way is finished although more is known by now: else there might never be one.
+        if self._drawing is None or not same_plans(self._drawing[0], plans):
+            shown_for = ShownFor(self._iteration, self._additions, lead)
+            self._drawing = plans, draw(plans, [self._known(plan) for plan in plans], shown_for)
+        room, steps = DRAW_STEPS, self._drawing[1]
+        try:
+            while room > 0:
+                room -= next(steps)
+        except StopIteration as done:
+            self._drawing, self._drawn = None, done.value
+        return same_plans(self._drawn.plans, plans)

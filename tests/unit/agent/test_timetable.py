@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_agent.clocks.drawing import AHEAD
 from perseus_agent.clocks.lead import Lead
-from perseus_agent.clocks.timetable import AHEAD, PERIOD_MIN_US, Timetable
+from perseus_agent.clocks.timetable import PERIOD_MIN_US, Timetable
 from perseus_proto.latency import SwitchLatency
 
 LEAD = Lead(5_000, 2_000)
