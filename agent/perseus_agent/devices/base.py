@@ -63,9 +63,11 @@ class DeviceIdentity:
     supported_clocks_mhz: tuple[int, ...]
     """SM clocks that may be locked, ascending; empty where the GPU has no such list (then it is not controllable)."""
     minor_number: int | None = None
-    """Of its device file: the NVIDIA DRA driver calls the GPU ``gpu-<minor number>``."""
+    """Of its device file: some programs call the GPU by it."""
     max_power_mw: int | None = None
     """The highest power limit that the board can be set to: it never draws more in the mean."""
+    nvml_index: int | None = None
+    """By which others may call it too; it may be another GPU's after the driver has been loaded again."""
 
 
 class EnergyReading(NamedTuple):

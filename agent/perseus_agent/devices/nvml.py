@@ -155,7 +155,7 @@ class NvmlDevices:
             try:
                 handle = _translate(f"GPU {index}", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
                 uuid: str = _translate(f"GPU {index}", partial(pynvml.nvmlDeviceGetUUID, handle))
-                found.append(NvmlDevice(self, uuid))
+                found.append(NvmlDevice(self, uuid, index))
             except DeviceError as error:
                 log.error("GPU %d is left out: %s", index, error)
         return found
@@ -164,7 +164,7 @@ class NvmlDevices:
 class NvmlDevice:
     """One GPU."""
 
-    def __init__(self, library: NvmlDevices, uuid: str) -> None:
+    def __init__(self, library: NvmlDevices, uuid: str, index: int | None = None) -> None:
         self._library = library
         self._uuid = uuid
         self._handle: Any = None
@@ -178,6 +178,7 @@ class NvmlDevice:
             supported_clocks_mhz=self._supported_clocks(),
             minor_number=self._optional("minor number", pynvml.nvmlDeviceGetMinorNumber),
             max_power_mw=self._max_power_mw(),
+            nvml_index=index,
         )
 
     def controllability(self) -> tuple[Controllability, str]:

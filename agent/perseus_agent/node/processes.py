@@ -104,7 +104,8 @@ def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) 
     if hint and hint not in own:
         if hint in allocation.undrivable:
             raise PeerRefused(f"{hint} is {allocation.undrivable[hint].value}", Reason.GPU_SHARED)
-        raise PeerRefused(f"{hint} is not a GPU of this container", Reason.GPU_NOT_OWNED)
+        others = "".join(f"; {device} is {why.value}" for device, why in [*allocation.undrivable.items()][:1])
+        raise PeerRefused(f"{hint} is not a GPU of this container{others}", Reason.GPU_NOT_OWNED)
     if not hint and len(own) > 1:
         raise PeerRefused(f"the container holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
     if not own and allocation.undrivable:

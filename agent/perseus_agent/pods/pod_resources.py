@@ -7,7 +7,6 @@ that cannot be driven for one pod alone (a MIG slice, a shared replica) is named
 
 from __future__ import annotations
 
-import enum
 import re
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Final
 import grpc
 
 from perseus_agent.errors import KubeletUnavailable
+from perseus_agent.pods.gpu_names import GpuNames, Undrivable
 from perseus_proto import keys
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
@@ -31,21 +31,12 @@ CALL_TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 16 * 2**20  # the kubelet's own limit
 
 _RESOURCE: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-[\w.\-]+)")
-_GPU: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-class Undrivable(enum.Enum):
-    """Why a device that a pod holds may not be driven for that pod."""
-
-    MIG = "a MIG instance: clocks belong to the whole GPU"
-    SHARED = "shared with other pods by time-slicing or MPS"
-    UNRESOLVED = "its name does not say which GPU it is"
 
 
 @dataclass(frozen=True)
@@ -74,19 +65,19 @@ class PodResources:
         self,
         socket_path: str,
         *,
-        dra_uuids: Mapping[str, str] | None = None,
+        names: GpuNames | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Does not connect yet.
 
         Args:
             socket_path: the kubelet's socket; mount its folder, as a restart makes a new socket.
-            dra_uuids: UUIDs of the node's GPUs by their names in the NVIDIA DRA driver (``gpu-<minor number>``).
+            names: of the node's GPUs, by those who do not call them by their UUIDs.
             clock_s: monotonic seconds.
         """
         self._channel = grpc.insecure_channel(f"unix://{socket_path}", options=_OPTIONS)
         self._stub = stubs.PodResourcesListerStub(self._channel)
-        self._dra_uuids = dra_uuids or {}
+        self._names = names or GpuNames()
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._pods: dict[tuple[str, str], Allocation] = {}
@@ -123,13 +114,11 @@ class PodResources:
         except grpc.RpcError as error:
             self._problem = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
             return
-        self._pods = _allocations(answer.pod_resources, self._dra_uuids)
+        self._pods = _allocations(answer.pod_resources, self._names)
         self._answered_s = now_s
 
 
-def _allocations(
-    pods: Iterable[messages.PodResources], dra_uuids: Mapping[str, str]
-) -> dict[tuple[str, str], Allocation]:
+def _allocations(pods: Iterable[messages.PodResources], names: GpuNames) -> dict[tuple[str, str], Allocation]:
     held: dict[tuple[str, str], dict[str, str | Undrivable]] = {}
     owned: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
     for pod in pods:
@@ -139,39 +128,24 @@ def _allocations(
             for group in container.devices:
                 if _RESOURCE.fullmatch(group.resource_name):
                     devices.update(
-                        (device_id, _plugin_device(group.resource_name, device_id)) for device_id in group.device_ids
+                        (device_id, names.of_plugin(group.resource_name, device_id)) for device_id in group.device_ids
                     )
             for claim in container.dynamic_resources:
                 for device in claim.claim_resources:
                     if device.driver_name == keys.DRA_DRIVER:
-                        devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuids)
+                        devices[f"{device.pool_name}/{device.device_name}"] = names.of_dra(device.device_name)
             of_pod.update(devices)
-            names = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
-            owned.setdefault((pod.namespace, pod.name), {})[container.name] = names
-    # A claim may be shared between pods, and then so is its GPU.
-    holders = Counter(device for devices in held.values() for device in devices)
+            own = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
+            owned.setdefault((pod.namespace, pod.name), {})[container.name] = own
+    # A claim may be shared between pods, and then so is its GPU; two may also hold one GPU under two names.
+    holders = Counter(gpu for devices in held.values() for gpu in {*devices.values()} if isinstance(gpu, str))
     allocations = {}
     for key, devices in held.items():
         undrivable = {
             device: verdict if isinstance(verdict, Undrivable) else Undrivable.SHARED
             for device, verdict in devices.items()
-            if isinstance(verdict, Undrivable) or holders[device] > 1
+            if isinstance(verdict, Undrivable) or holders[verdict] > 1
         }
         uuids = {uuid for device, uuid in devices.items() if device not in undrivable and isinstance(uuid, str)}
         allocations[key] = Allocation(tuple(sorted(uuids)), undrivable, owned.get(key, {}))
     return allocations
-
-
-def _plugin_device(resource_name: str, device_id: str) -> str | Undrivable:
-    """The GPU behind an ID of the device plugin: ``GPU-<uuid>``, ``MIG-<uuid>``, or a replica ``<either>::<n>``."""
-    if device_id.startswith("MIG-") or "/mig-" in resource_name:
-        return Undrivable.MIG
-    if "::" in device_id or resource_name.endswith(".shared"):
-        return Undrivable.SHARED
-    return device_id if _GPU.fullmatch(device_id) else Undrivable.UNRESOLVED
-
-
-def _dra_device(device_name: str, dra_uuids: Mapping[str, str]) -> str | Undrivable:
-    if "mig" in device_name:
-        return Undrivable.MIG
-    return dra_uuids.get(device_name, Undrivable.UNRESOLVED)

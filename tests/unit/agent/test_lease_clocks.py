@@ -18,7 +18,8 @@ from perseus_agent.errors import DeviceBusy, InvalidRequest, KubeletUnavailable
 from perseus_agent.keeper.ledger import UNWATCHED_S, Ledger
 from perseus_agent.node.leases import LeaseClock, LeasedGpu, LeaseRequest, PodName
 from perseus_agent.node.node import Node
-from perseus_agent.pods.pod_resources import Allocation, Undrivable
+from perseus_agent.pods.gpu_names import Undrivable
+from perseus_agent.pods.pod_resources import Allocation
 
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 

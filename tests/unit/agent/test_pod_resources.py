@@ -13,8 +13,11 @@ import grpc
 import pytest
 from tests.waiting import eventually
 
-from perseus_agent.errors import KubeletUnavailable
-from perseus_agent.pods.pod_resources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources, Undrivable
+from perseus_agent.devices.base import DeviceIdentity
+from perseus_agent.errors import KubeletUnavailable, PeerRefused
+from perseus_agent.node.processes import choose_gpu
+from perseus_agent.pods.gpu_names import GpuNames, Undrivable
+from perseus_agent.pods.pod_resources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 
@@ -35,6 +38,14 @@ class Kubelet(stubs.PodResourcesListerServicer):
         if self.error is not None:
             context.abort(self.error, "not now")
         return messages.ListPodResourcesResponse(pod_resources=self.pods)
+
+
+def names_of(*index_and_minor: tuple[int | None, int | None]) -> GpuNames:
+    """Of a node whose GPUs have these NVML indices and minor numbers."""
+    return GpuNames(
+        DeviceIdentity(GPU[number], "model", (), minor_number=minor, nvml_index=index)
+        for number, (index, minor) in enumerate(index_and_minor)
+    )
 
 
 class Clock:
@@ -73,8 +84,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def resources(path: Path, clock: Clock) -> Iterator[PodResources]:
-    names = {"gpu-0": GPU[0], "gpu-1": GPU[1]}
-    resources = PodResources(str(path), dra_uuids=names, clock_s=clock)
+    resources = PodResources(str(path), names=names_of((0, 0), (1, 1)), clock_s=clock)
     yield resources
     resources.close()
 
@@ -152,8 +162,10 @@ def test_each_container_holds_what_it_was_given(kubelet: Kubelet, resources: Pod
         ("nvidia.com/gpu", MIG, Undrivable.MIG),
         ("nvidia.com/mig-1g.10gb", MIG, Undrivable.MIG),
         ("nvidia.com/mig-1g.10gb", f"{MIG}::1", Undrivable.MIG),
-        ("nvidia.com/gpu", "nvidia0", Undrivable.UNRESOLVED),
-        ("nvidia.com/gpu", "nvidia0/gi1", Undrivable.UNRESOLVED),
+        ("nvidia.com/gpu", "nvidia7", Undrivable.UNRESOLVED),
+        ("nvidia.com/gpu", "0", Undrivable.UNRESOLVED),
+        ("nvidia.com/gpu", "nvidia0/gi1", Undrivable.MIG),
+        ("nvidia.com/gpu", "nvidia0/vgpu1", Undrivable.SHARED),
     ],
 )
 def test_what_is_not_a_whole_gpu_of_the_pods_own_is_named_with_its_reason(
@@ -186,6 +198,35 @@ def test_devices_of_dynamic_resource_allocation(kubelet: Kubelet, resources: Pod
         ("shared-1", "node-1/gpu-0", Undrivable.SHARED),
     ):
         assert resources.allocation("training", name) == Allocation((), {device: reason})
+
+
+def test_gke_names_gpus_by_their_minor_numbers(path: Path, kubelet: Kubelet, clock: Clock) -> None:
+    resources = PodResources(str(path), names=names_of((0, 1), (1, 0)), clock_s=clock)
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": ["nvidia0"]})]
+    assert resources.allocation("training", "a") == Allocation((GPU[1],), {})
+    resources.close()
+
+
+def test_a_number_that_means_two_gpus_is_nobodys(path: Path, kubelet: Kubelet, clock: Clock) -> None:
+    """NVIDIA's DRA driver named GPUs by NVML's index before 25.8, and names them by minor number since."""
+    resources = PodResources(str(path), names=names_of((0, 3), (1, 1), (2, 0)), clock_s=clock)
+    names = ("gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4")
+    kubelet.pods = [pod(name, claims=[("gpu.nvidia.com", name)]) for name in names]
+    found = [resources.allocation("training", name) for name in names]
+    ambiguous = [Allocation((), {f"node-1/{name}": Undrivable.AMBIGUOUS}) for name in names]
+    unknown = Allocation((), {"node-1/gpu-4": Undrivable.UNRESOLVED})
+    assert found == [ambiguous[0], Allocation((GPU[1],), {}), ambiguous[2], ambiguous[3], unknown]
+    with pytest.raises(PeerRefused, match=r"node-1/gpu-0 is one GPU to versions .* before 25\.8"):
+        choose_gpu(found[0], "", GPU)
+    with pytest.raises(PeerRefused, match="not a GPU of this container"):
+        choose_gpu(found[0], GPU[0], GPU)  # what a process says of itself decides nothing
+    resources.close()
+
+
+def test_a_gpu_under_two_names_is_shared(kubelet: Kubelet, resources: PodResources) -> None:
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0]]}), pod("b", claims=[("gpu.nvidia.com", "gpu-0")])]
+    assert resources.allocation("training", "a") == Allocation((), {GPU[0]: Undrivable.SHARED})
+    assert resources.allocation("training", "b") == Allocation((), {"node-1/gpu-0": Undrivable.SHARED})
 
 
 def test_many_questions_are_one_call(kubelet: Kubelet, resources: PodResources, clock: Clock) -> None:

@@ -7,8 +7,9 @@ import pytest
 from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import PodName
 from perseus_agent.node.processes import choose_gpu, own_part
+from perseus_agent.pods.gpu_names import Undrivable
 from perseus_agent.pods.identity import PodProcess
-from perseus_agent.pods.pod_resources import Allocation, Undrivable
+from perseus_agent.pods.pod_resources import Allocation
 from perseus_proto.hello import Reason
 
 KNOWN = {"GPU-a", "GPU-b", "GPU-c"}

@@ -1,0 +1,70 @@
+"""Which GPU a name means that others give it: a number is not an identity, and two programs count differently.
+
+The UUID is the identity. NVIDIA's device plugin uses it as the name. GKE's plugin calls a GPU ``nvidia<minor number>``.
+NVIDIA's DRA driver calls it ``gpu-<number>``: by NVML's index in versions before 25.8, by the minor number since. The
+kubelet does not say which version gave the name, so such a name is known only where both mean the same GPU, as on most
+machines; elsewhere it might be another tenant's.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from perseus_agent.devices.base import DeviceIdentity
+
+_DRA: Final = re.compile(r"gpu-(\d{1,4})")
+_GKE: Final = re.compile(r"nvidia(\d{1,4})(/.*)?")
+_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class Undrivable(enum.Enum):
+    """Why a device that a pod holds may not be driven for that pod."""
+
+    MIG = "a MIG instance: clocks belong to the whole GPU"
+    SHARED = "shared with other pods by time-slicing or MPS"
+    UNRESOLVED = "its name does not say which GPU it is"
+    AMBIGUOUS = (
+        "one GPU to versions of NVIDIA's DRA driver before 25.8, which count by NVML's index, and another to those "
+        "since, which count by minor number; which of them gave the name is not known"
+    )
+
+
+class GpuNames:
+    """The names of a node's GPUs."""
+
+    def __init__(self, gpus: Iterable[DeviceIdentity] = ()) -> None:
+        known = list(gpus)
+        self._by_minor = {gpu.minor_number: gpu.uuid for gpu in known if gpu.minor_number is not None}
+        self._by_index = {gpu.nvml_index: gpu.uuid for gpu in known if gpu.nvml_index is not None}
+
+    def of_plugin(self, resource_name: str, device_id: str) -> str | Undrivable:
+        """The GPU behind an ID of a device plugin, or why none may be driven.
+
+        NVIDIA's are ``GPU-<uuid>``, ``MIG-<uuid>``, or a replica ``<either>::<n>``; GKE's ``nvidia<minor>``, or a part
+        of it ``nvidia<minor>/gi<n>`` or ``nvidia<minor>/vgpu<n>``.
+        """
+        gke = _GKE.fullmatch(device_id)
+        part = (gke[2] or "") if gke else ""
+        if device_id.startswith("MIG-") or "/mig-" in resource_name or part.startswith("/gi"):
+            return Undrivable.MIG
+        if "::" in device_id or resource_name.endswith(".shared") or part.startswith("/vgpu"):
+            return Undrivable.SHARED
+        if gke and not part:
+            return self._by_minor.get(int(gke[1]), Undrivable.UNRESOLVED)
+        return device_id if _UUID.fullmatch(device_id) else Undrivable.UNRESOLVED
+
+    def of_dra(self, device_name: str) -> str | Undrivable:
+        """The GPU that NVIDIA's DRA driver calls so, or why none may be driven."""
+        if "mig" in device_name:
+            return Undrivable.MIG
+        named = _DRA.fullmatch(device_name)
+        if named is None:
+            return Undrivable.UNRESOLVED
+        number = int(named[1])
+        by_minor, by_index = self._by_minor.get(number), self._by_index.get(number)
+        if by_minor is None and by_index is None:
+            return Undrivable.UNRESOLVED
+        return by_minor if by_minor is not None and by_minor == by_index else Undrivable.AMBIGUOUS
