@@ -7,7 +7,8 @@ the agent, before or after it. It ends on SIGTERM, once no agent is there that i
 
 Exit codes of the agent: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU
 could not be reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver
-was replaced while the agent ran; start the agent again. The keeper has 0 and 2.
+was replaced while the agent ran; start the agent again. 4: the thread of a GPU computed without an end, which is a
+defect of the agent; its keeper gives that GPU back; start the agent again. The keeper has 0 and 2.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from perseus_agent.keeper.alone import only_agent
 from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.keeper.link import KeeperLink
 from perseus_agent.node.node import Node
+from perseus_agent.pods.gpu_names import GpuNames
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
 from perseus_agent.servers.grpc_service import MAX_SELECTORS, AgentService
@@ -44,7 +45,10 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest plan set on the wire; one of 64 stages of 3,072 instructions takes a few MiB."""
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
-DRIVER_CHECK_S: Final = 0.5
+CHECK_S: Final = 0.1
+"""How often it is looked whether the process must leave by itself."""
+STUCK: Final = 4
+"""Exit code of an agent one of whose threads does not come to an end."""
 SILENT_S: Final = 0.75
 """How long the thread that ends leases may be silent before the keeper ends the agent, if it has locked GPUs."""
 DRAIN_GRACE_S: Final = 5.0
@@ -63,9 +67,8 @@ class Server:
         self._settings = settings
         self._devices = devices
         self._ledger = ledger
-        gpus = [device.identity for device in devices.devices]
-        names = {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in gpus if gpu.minor_number is not None}
-        self._kubelet = PodResources(settings.pod_resources_socket, dra_uuids=names)
+        names = GpuNames(device.identity for device in devices.devices)
+        self._kubelet = PodResources(settings.pod_resources_socket, names=names)
         self._hub = TelemetryHub(settings.telemetry_events)
         self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))
         self._serving = False
@@ -157,9 +160,11 @@ def _serve(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
         journal.presume_locked(device.identity.uuid for device in devices.devices if _drivable(device))
     server = Server(settings, devices, journal, ledger)
     server.start()
-    while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
+    while not stop.wait(CHECK_S) and not (server.node.driver_replaced or server.node.stuck):
         pass
     given_back = server.stop()
+    if server.node.stuck:
+        return STUCK
     if server.node.driver_replaced:
         raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
     return 0 if given_back else 1

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -38,6 +39,7 @@ fit."""
 MAX_CHANGE_US: Final = 60_000_000
 """Longest clock change: a minute."""
 
+_ROW_BYTES, _INSTRUCTION_BYTES, _POINT_BYTES = 48, 64, 256
 _KINDS: Final = frozenset(agent_pb2.InstructionKind.values()) - {agent_pb2.INSTRUCTION_KIND_UNSPECIFIED}
 _DIGEST_TAG: Final = b"perseus.plan-set.1\n"
 _SENT: Final = "sent with the plan"
@@ -80,6 +82,13 @@ class PlanSet:
     """By stage, for each point: one index into ``clocks_mhz`` per instruction."""
     changes: Mapping[int, SwitchLatency] = field(default_factory=dict, compare=False)
     """By clock, MHz: how long changes to it take under which the plans were rehearsed; no part of ``plan_id``."""
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes, bytes: what is stored beside each clock, instruction and point, too."""
+        clocks = sum(len(row) + _ROW_BYTES for rows in self.rows.values() for row in rows)
+        instructions = sum(map(len, self.schedules.values()))
+        return clocks + _INSTRUCTION_BYTES * instructions + _POINT_BYTES * len(self.points)
 
     def stage_clocks_mhz(self, stage: int, point: int) -> tuple[int, ...]:
         """The clock of every instruction of a stage at a point, in execution order."""

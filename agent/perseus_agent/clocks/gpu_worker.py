@@ -34,6 +34,7 @@ from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import ReadingPace
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import Event
+from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
 from perseus_proto.units import s_from_us, us_from_ns, us_from_s
@@ -87,12 +88,14 @@ class GpuWorker:
         self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
         self._watch_s = self._due_s = time.monotonic()
         self._pace = ReadingPace(self._watch_s)
-        self._awake_since_s: float | None = None
+        self.stuck = ""
+        """Why the agent must end: its own thread does not come to an end. Empty: it does."""
         self._commands = Commands(self.uuid)
         self._epoll = select.epoll()
         self._epoll.register(self._commands.bell, select.EPOLLIN)
         self._precise = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
+        self.turn = TurnWatch(limits.hang_timeout_s, lambda: computed_s(self._thread))
 
     # ------------------------------------------------------------------------------------------- from other threads
 
@@ -198,26 +201,28 @@ class GpuWorker:
         return self._reports.lead_s
 
     def check_hang(self) -> None:
-        """Declare the GPU lost if its thread has been inside one turn for too long."""
-        awake_s = self._awake_since_s
-        if awake_s is not None and time.monotonic() - awake_s > self._limits.hang_timeout_s:
+        """Find out whether the thread has been inside one turn for too long: a GPU whose driver does not answer is
+        lost, and where the thread itself does not come to an end, the agent must."""
+        stall = self.turn.stall()
+        if stall is Stall.DRIVER:
             self.governor.declare_lost(f"a driver call lasts longer than {self._limits.hang_timeout_s:g} s")
+        elif stall is Stall.BUSY and not self.stuck:
+            self.stuck = f"{self.uuid}: its thread has computed for {BUSY_S:g} s without an end: a defect of the agent"
+            log.error("%s; the agent ends, and its keeper gives the GPU back", self.stuck, extra={"gpu": self.uuid})
 
     @property
     def progressing(self) -> bool:
         """Whether the thread makes progress, or its GPU is known to be lost."""
-        awake_s = self._awake_since_s
-        return self.governor.lost or awake_s is None or time.monotonic() - awake_s <= self._limits.hang_timeout_s
+        return not self.stuck and (self.governor.lost or not self.turn.overdue)
 
     # ------------------------------------------------------------------------------------------- in the thread
 
     def _run(self) -> None:
         stopping = False
-        now_s = time.monotonic()
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep this thread awake.
             events = self._wait()
-            self._awake_since_s, began_s = (now_s := time.monotonic()), time.thread_time()
+            now_s = self.turn.begin()
             try:
                 for descriptor, _ in events:
                     if descriptor == self._commands.bell:
@@ -231,7 +236,7 @@ class GpuWorker:
                 if 0 < self.governor.latency.read_us <= us_from_s(now_s):
                     self._read_clock(now_s)
                 if self._has_backlog:
-                    self._work_off(began_s)
+                    self._work_off()
             except Exception:
                 # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
@@ -240,7 +245,7 @@ class GpuWorker:
                     self._end_follower("a fault in the agent")
                 except Exception:  # what failed above may fail again, after the clocks and before the reports
                     log.exception("the rank's last iterations are not reported", extra={"gpu": self.uuid})
-            self._awake_since_s = None
+            self.turn.end()
         self._epoll.close()
         self._commands.close()
 
@@ -313,13 +318,13 @@ class GpuWorker:
         """Whether there is something to do that can wait, but not for a time."""
         return self._backlog.pending and not self._budget.muted_until_s
 
-    def _work_off(self, began_s: float) -> None:
-        """Read records and make reports, as much as there is room for in a turn that began then."""
+    def _work_off(self) -> None:
+        """Read records and make reports, as much as there is room for in this turn."""
         governor = self.governor
         spent_s = self._backlog.work(
             self.follower,
             governor.writes,
-            began_s=began_s,
+            began_s=self.turn.cpu_began_s,
             enforced=governor.controllability is Controllability.YES,
             effects=governor.latency.effects,
         )

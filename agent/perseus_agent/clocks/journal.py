@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,7 +24,8 @@ from perseus_agent.errors import JournalError, SettingsError
 
 MAX_BYTES: Final = 1 << 20
 MAX_EPOCHS: Final = 1_024
-"""Jobs whose epoch is remembered; the longest unseen is forgotten first. A node runs a handful of jobs at a time."""
+"""Jobs whose epoch is remembered; of those that hold no lease the longest unseen is forgotten first. A node runs a
+handful of jobs at a time, and holds leases of far fewer than these."""
 _VERSION: Final = 1
 
 
@@ -84,6 +85,7 @@ class Journal:
         self._lock = threading.Lock()
         self._state = JournalState(boot_id)
         self._owed = owed
+        self._held: Callable[[str], bool] = lambda _: False
 
     @classmethod
     def open(cls, path: Path, boot_id: str, owed: OwedGpus | None = None) -> tuple[Journal, JournalError | None]:
@@ -129,6 +131,11 @@ class Journal:
         """Whether a keeper is wanted and none has watched for so long that every GPU must be given back."""
         return self._owed is not None and self._owed.watch_expired
 
+    def keep_epochs(self, held: Callable[[str], bool]) -> None:
+        """Never forget the epoch of a job of which this is true: it holds a lease, and an operator that was replaced
+        must not get it back by way of many other jobs."""
+        self._held = held
+
     def epoch(self, job_uid: str) -> int:
         """The highest epoch seen for a job; 0 if none was."""
         return self._state.epochs.get(job_uid, 0)
@@ -171,7 +178,8 @@ class Journal:
             if epochs.pop(job_uid, 0) >= epoch:
                 return
             epochs[job_uid] = epoch
-            for forgotten in list(epochs)[:-MAX_EPOCHS]:
+            excess = max(len(epochs) - MAX_EPOCHS, 0)
+            for forgotten in [uid for uid in epochs if not self._held(uid)][:excess]:
                 del epochs[forgotten]
             self._write(replace(self._state, epochs=epochs))
 

@@ -23,6 +23,8 @@ MAX_PENDING: Final = 16
 MAX_PIPELINES: Final = 4_096
 MAX_ITERATION: Final = 2**53
 _COMPILED_KEPT: Final = 64
+_COMPILED_INSTRUCTIONS: Final = 1 << 19
+"""Plans of single stages that are kept, and their instructions together."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,18 @@ class JobPlans:
     def selections(self) -> dict[int, Selection]:
         """By data-parallel rank: the selection made last, whether or not its boundary has come."""
         return {dp: timeline[-1] for dp, timeline in self._snapshot.timelines.items()}
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all plan sets take: the one pushed last, and those that are in force or wait for their iteration."""
+        stored = self._snapshot.plan_set
+        return 0 if stored is None else self.memory_bytes_with(stored)
+
+    def memory_bytes_with(self, plan_set: PlanSet) -> int:
+        """What all plan sets would take once this one was pushed."""
+        timelines = self._snapshot.timelines.values()
+        chosen = {choice.plan_set.plan_id: choice.plan_set for timeline in timelines for choice in timeline}
+        return sum(each.memory_bytes for each in {**chosen, plan_set.plan_id: plan_set}.values())
 
     def push(self, plan_set: PlanSet) -> None:
         """Store a plan set beside the one in force, which stays in force until a selection names the new one.
@@ -172,7 +186,8 @@ class JobPlans:
             clocks = plan_set.stage_clocks_mhz(stage, point)
             schedule, changes = plan_set.schedules[stage], plan_set.changes
             plan = StagePlan(plan_set.plan_id, point, schedule, clocks, wake_map(clocks), changes)
-            if len(self._compiled) >= _COMPILED_KEPT:
+            kept = sum(len(each.clocks_mhz) for each in self._compiled.values())
+            if len(self._compiled) >= _COMPILED_KEPT or kept + len(clocks) > _COMPILED_INSTRUCTIONS:
                 self._compiled = {}  # replaced, not cleared: other threads may be reading it
             self._compiled[key] = plan
         return plan

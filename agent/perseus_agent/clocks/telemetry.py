@@ -1,5 +1,5 @@
-"""What the agent reports about jobs, and how it reaches slow readers: each reader has a bounded queue; when it is full,
-the oldest event is dropped and counted.
+"""What the agent reports about jobs, and how it reaches slow readers: each reader has a queue that is bounded in events
+and in the numbers that they carry; when it is full, the oldest event is dropped and counted.
 
 Publishing never blocks and never fails. These are plain values; the gRPC service makes messages of them.
 """
@@ -18,7 +18,11 @@ from perseus_proto.channel import MarkSource
 from perseus_proto.rank import RankId
 
 MAX_WATCHERS: Final = 16
+MAX_NUMBERS: Final = 1 << 18
+"""Of the events stored for one reader, which take 9 MiB; the last event is stored in any case."""
 BATCH_EVENTS: Final = 256
+BATCH_NUMBERS: Final = 1 << 16
+"""What a batch holds at most, if it is of more than one event: one is made into a message without a pause."""
 GATHER_S: Final = 0.05
 """How long a batch waits for more events. The ranks of a node end an iteration nearly together, and a message for each
 costs the operator more than what it says."""
@@ -90,6 +94,11 @@ class IterationSummary:
     computing_us: int = 0
     """Of these together: the sum of the time that they spent in instructions."""
 
+    @property
+    def numbers(self) -> int:
+        """How many it carries of single instructions."""
+        return len(self.durations_us) + len(self.leads_us) + len(self.instruction_energy_mj)
+
 
 Event = RankChange | IterationSummary | GpuNotice
 
@@ -98,7 +107,9 @@ class Watcher:
     """One reader's ring. ``take`` from one thread, ``put`` from any."""
 
     def __init__(self, capacity: int) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
+        self._events: deque[Event] = deque()
+        self._capacity = capacity
+        self._numbers = 0
         self._condition = threading.Condition()
         self._closed = False
         self.dropped = 0
@@ -107,11 +118,19 @@ class Watcher:
     def put(self, event: Event) -> bool:
         """Add an event; False if the oldest had to go for it."""
         with self._condition:
-            full = len(self._events) == self._events.maxlen
-            self.dropped += full
+            dropped = self.dropped
             self._events.append(event)
+            self._numbers += _numbers(event)
+            while len(self._events) > self._capacity or (self._numbers > MAX_NUMBERS and len(self._events) > 1):
+                self._pop()
+                self.dropped += 1
             self._condition.notify()
-        return not full
+            return self.dropped == dropped
+
+    def _pop(self) -> Event:
+        event = self._events.popleft()
+        self._numbers -= _numbers(event)
+        return event
 
     def take(self, timeout_s: float) -> tuple[int, list[Event]] | None:
         """Events lost so far and a batch of events (empty after the timeout); None once closed.
@@ -124,7 +143,10 @@ class Watcher:
                 self._condition.wait_for(lambda: len(self._events) >= BATCH_EVENTS or self._closed, GATHER_S)
             if self._closed:
                 return None
-            batch = [self._events.popleft() for _ in range(min(BATCH_EVENTS, len(self._events)))]
+            batch, numbers = list[Event](), 0
+            while self._events and len(batch) < BATCH_EVENTS and (numbers <= BATCH_NUMBERS or not batch):
+                batch.append(event := self._pop())
+                numbers += _numbers(event)
             return self.dropped, batch
 
     def close(self) -> None:
@@ -132,7 +154,12 @@ class Watcher:
         with self._condition:
             self._closed = True
             self._events.clear()
+            self._numbers = 0
             self._condition.notify()
+
+
+def _numbers(event: Event) -> int:
+    return event.numbers if isinstance(event, IterationSummary) else 0
 
 
 class TelemetryHub:

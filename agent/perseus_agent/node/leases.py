@@ -24,7 +24,12 @@ MAX_JOBS: Final = 256
 MAX_PODS: Final = 1_024
 MAX_CONTAINERS: Final = 128
 MAX_PLAN_BYTES: Final = 1 << 28
-"""Bound on the unpacked plan sets of all jobs together."""
+"""Bound on the memory of the plan sets of all jobs together, those included that wait for their iteration: half of the
+agent's limit."""
+NAMESPACE_PLAN_BYTES: Final = 1 << 27
+"""The same of the jobs of one namespace: sixteen stages of 3,072 instructions at 300 points take an eighth."""
+MAX_FURTHEST: Final = 256
+"""Pipelines that have left a node, of one job: it has far fewer GPUs, and a process chooses its pipeline itself."""
 MAX_EPOCH: Final = 2**63 - 1
 _MAX_NAME: Final = 512
 """Longest name accepted: namespace and name of a Kubernetes object, with their separator, are shorter."""
@@ -82,8 +87,19 @@ class JobLease:
     plans: JobPlans = field(default_factory=JobPlans)
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
-    """By data-parallel rank: the furthest iteration begun by ranks that have left. An entry goes when the first rank of
-    that pipeline returns."""
+    """By data-parallel rank: the furthest iteration begun by ranks that have left; of the last ``MAX_FURTHEST``
+    pipelines. An entry goes when the first rank of that pipeline returns."""
+
+    @property
+    def namespace(self) -> str:
+        """Of the job."""
+        return self.job_name.partition("/")[0]
+
+    def left(self, dp: int, iteration: int) -> None:
+        """A rank of a pipeline has left that had begun an iteration."""
+        self.furthest[dp] = max(self.furthest.pop(dp, 0), iteration)
+        if len(self.furthest) > MAX_FURTHEST:
+            del self.furthest[next(iter(self.furthest))]
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,7 @@ class LeaseTable:
         self._journal = journal
         self._clock = clock
         self._jobs: dict[str, JobLease] = {}
+        journal.keep_epochs(lambda job_uid: job_uid in self._jobs)
         self.expiries = 0
         """Leases that ran out."""
 
@@ -284,18 +301,20 @@ class LeaseTable:
         Raises:
             TooMuch: there is not.
         """
-        stored = sum(_plan_bytes(other.plans.plan_set) for other in self._jobs.values() if other is not lease)
-        if stored + _plan_bytes(plan_set) > MAX_PLAN_BYTES:
-            raise TooMuch(f"plan_set: the plan sets of this node would take more than {MAX_PLAN_BYTES} bytes")
+        wanted = lease.plans.memory_bytes_with(plan_set)
+        others = [other for other in self._jobs.values() if other is not lease]
+        own = sum(other.plans.memory_bytes for other in others if other.namespace == lease.namespace)
+        for name, limit, stored in (
+            (f"the plan sets of namespace {lease.namespace}", NAMESPACE_PLAN_BYTES, own),
+            ("the plan sets of this node", MAX_PLAN_BYTES, sum(other.plans.memory_bytes for other in others)),
+        ):
+            if stored + wanted > limit:
+                raise TooMuch(f"plan_set: {name} would take {stored + wanted} bytes, at most {limit}")
 
     def _fence(self, job_uid: str, epoch: int) -> None:
         seen = self._journal.epoch(job_uid)
         if epoch < seen:
             raise StaleEpoch(f"epoch: {epoch} is older than {seen}, the highest seen for {job_uid!r}", seen)
-
-
-def _plan_bytes(plan_set: PlanSet | None) -> int:
-    return 0 if plan_set is None else sum(len(row) for rows in plan_set.rows.values() for row in rows)
 
 
 def _check_ttl(ttl_s: float) -> None:

@@ -93,13 +93,13 @@ class Node:
 
     def drain(self, timeout_s: float) -> list[str]:
         """Refuse further commands, return every GPU to its default clocks, and stop. Returns the GPUs that could not be
-        reset in time; the journal lists those."""
+        reset in time; the journal lists those. One whose thread does not come to an end is not waited for."""
         with self._lock:
             self._draining.set()
             self._unbound.set()
             self.leases.clear()
         stopped = {uuid: worker.stop("the agent stops") for uuid, worker in self.workers.items()}
-        wait(stopped.values(), timeout_s)
+        wait([left for uuid, left in stopped.items() if not self.workers[uuid].stuck], timeout_s)
         self._hub.close()
         with self._lock:
             for session in list(self._sessions):
@@ -112,6 +112,12 @@ class Node:
         return time.monotonic() - self._kept_s < 50 * TIMER_INTERVAL_S and all(
             worker.progressing for worker in self.workers.values()
         )
+
+    @property
+    def stuck(self) -> str:
+        """Why the process must leave although it was not asked to: a thread of its own does not come to an end, so the
+        keeper must give its GPU back. Empty: there is no reason."""
+        return next((worker.stuck for worker in self.workers.values() if worker.stuck), "")
 
     @property
     def driver_replaced(self) -> bool:
@@ -313,8 +319,7 @@ class Node:
             return None
         lease = self.leases.of_pod(session.pod_uid)
         if lease is not None and follower.iteration is not None:
-            dp = follower.rank.rank_id.dp
-            lease.furthest[dp] = max(lease.furthest.get(dp, 0), follower.iteration)
+            lease.left(follower.rank.rank_id.dp, follower.iteration)
         self._hub.publish(follower.rank.job_uid, RankChange(follower.rank, False, follower.iteration or 0))
         session.detached = worker.detach(follower, reason)
         return session.detached

@@ -358,8 +358,8 @@ class MetricsServer(HttpServer):
         metrics = CachedPage(lambda: generate_latest(registry))
         pages: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             "/metrics": lambda: (200, CONTENT_TYPE_LATEST, metrics()),
-            "/healthz": lambda: _verdict(node.progressing),
-            "/readyz": lambda: _verdict(ready() and node.progressing and not node.draining),
+            "/healthz": lambda: _verdict(node.progressing, node.stuck),
+            "/readyz": lambda: _verdict(ready() and node.progressing and not node.draining, node.stuck),
         }
 
         class Handler(BaseHTTPRequestHandler):
@@ -380,5 +380,5 @@ class MetricsServer(HttpServer):
         super().__init__(address, Handler, "metrics")
 
 
-def _verdict(good: bool) -> tuple[int, str, bytes]:
-    return (200, "text/plain", b"ok\n") if good else (503, "text/plain", b"no\n")
+def _verdict(good: bool, why: str) -> tuple[int, str, bytes]:
+    return (200, "text/plain", b"ok\n") if good else (503, "text/plain", f"{why or 'no'}\n".encode())

@@ -18,7 +18,7 @@ from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, NoLease, PeerRefused, StaleEpoch, TooMuch
-from perseus_agent.node.leases import LeaseClock, LeaseRequest, PodName
+from perseus_agent.node.leases import MAX_FURTHEST, LeaseClock, LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
 from perseus_agent.pods.identity import Peer, PodProcess
@@ -287,13 +287,38 @@ def test_two_jobs_do_not_touch_each_other(bench: Bench) -> None:
 
 
 def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_agent.node.leases.MAX_PLAN_BYTES", 7)
+    monkeypatch.setattr("perseus_agent.node.leases.MAX_PLAN_BYTES", 2 * PLANS.memory_bytes - 1)
     bench.lease("job", ("pod-0",))
     bench.lease("other", ("pod-1",))
     bench.node.push("job", 1, PLANS)
     bench.node.push("job", 1, PLANS)  # replaces its own
-    with pytest.raises(TooMuch, match="plan_set"):
+    with pytest.raises(TooMuch, match="plan_set: the plan sets of this node would take"):
         bench.node.push("other", 1, PLANS)
+
+
+def test_plan_sets_that_wait_for_their_iteration_count_too_and_each_namespace_has_its_share(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perseus_agent.node.leases.NAMESPACE_PLAN_BYTES", 3 * PLANS.memory_bytes)
+    clocks = ([1200, 900], [1200, 600], [900, 600], [600, 1200])
+    sets = [decode_plan_set(plan_set_of([[row, [600, 600]]])) for row in clocks]
+    assert {each.memory_bytes for each in sets} == {PLANS.memory_bytes}
+    bench.lease("job", ("pod-0",))
+    for number, each in enumerate(sets[:3]):
+        bench.node.push("job", 1, each)
+        bench.node.select("job", 1, each.plan_id, {0: 0}, 10 * number)
+    with pytest.raises(TooMuch, match="plan_set: the plan sets of namespace ns would take"):
+        bench.node.push("job", 1, sets[3])
+    bench.node.acquire(LeaseRequest("elsewhere", "other/job", 1, 60, [PodName("pod-1", "other", "pod-1")]))
+    bench.node.push("elsewhere", 1, sets[3])
+
+
+def test_a_job_with_many_made_up_pipelines_keeps_few(bench: Bench) -> None:
+    bench.lease("job", ("pod-0",))
+    [lease] = bench.node.leases.all()
+    for dp in range(3 * MAX_FURTHEST):
+        lease.left(dp, dp)
+    assert list(lease.furthest) == list(range(2 * MAX_FURTHEST, 3 * MAX_FURTHEST))
 
 
 def test_a_container_waits_until_the_operator_has_named_it(bench: Bench) -> None:

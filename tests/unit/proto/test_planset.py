@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 
 import pytest
@@ -125,6 +126,20 @@ def test_sizes_are_bounded_before_memory_is_taken() -> None:
     message.points.extend([messages.PlanPoint(iteration_time_us=12)] * (planset.MAX_CELLS // width))
     with pytest.raises(InvalidPlanSet, match="clocks in all"):
         decode_plan_set(message)
+
+
+@pytest.mark.parametrize(("count", "points", "width"), [(1, 4_000, 1), (64, 40, 8), (2, 3, 20_000)])
+def test_the_memory_of_a_plan_set_is_known(count: int, points: int, width: int) -> None:
+    """Of many short rows, which are mostly overhead, of many points, and of long schedules."""
+    schedules = [stage_of(stage, width) for stage in range(count)]
+    row = [600, 900][: min(width, 2)] + [600] * (width - 2)
+    message = encode_plan_set(schedules, [PlanPoint(10_000 + n, 9) for n in range(points)], [[row] * points] * count)
+    decode_plan_set(message)
+    tracemalloc.start()
+    decoded = decode_plan_set(message)
+    taken_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.6 * taken_bytes <= decoded.memory_bytes <= 3 * taken_bytes
 
 
 def test_encoding_refuses_shapes_that_do_not_fit() -> None:
