@@ -10,7 +10,6 @@ threads send commands by ``attach``, ``detach``, ``rest_at`` and ``stop``, which
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import select
@@ -23,6 +22,7 @@ from typing import Final
 
 from perseus_agent.clocks.backlog import Backlog
 from perseus_agent.clocks.call_queue import CallTurns
+from perseus_agent.clocks.clock_readings import measure_change, sampled_clock
 from perseus_agent.clocks.commands import Commands
 from perseus_agent.clocks.governor import Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind, Slowdowns
@@ -32,17 +32,14 @@ from perseus_agent.clocks.lost_gpu import LostGpu
 from perseus_agent.clocks.rank_budget import LOOK_S, RankBudget
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import ReadingPace
-from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import Event
 from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
-from perseus_agent.devices.base import Controllability, Device, EventReason
+from perseus_agent.devices.base import Controllability, Device
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
 from perseus_proto.units import s_from_us, us_from_ns, us_from_s
 
 log = logging.getLogger(__name__)
 
-READ_ROOM_S: Final = 0.001
-"""A change that is due sooner is not kept waiting: on an H100 such a reading takes 1 to 16 µs, and 77 µs at worst."""
 FD_SETSIZE: Final = 1024
 """``select``, which waits to the microsecond, takes no descriptor beyond; the agent opens these before any peer's."""
 
@@ -234,7 +231,7 @@ class GpuWorker:
                 if now_s >= self._due_s:
                     self._routine(now_s)
                 if 0 < self.governor.latency.read_us <= us_from_s(now_s):
-                    self._read_clock(now_s)
+                    measure_change(self.device, self.governor.latency, now_s, self._look_s)
                 if self._has_backlog:
                     self._work_off()
             except Exception:
@@ -246,6 +243,9 @@ class GpuWorker:
                 except Exception:  # what failed above may fail again, after the clocks and before the reports
                     log.exception("the rank's last iterations are not reported", extra={"gpu": self.uuid})
             self.turn.end()
+        while self._backlog.pending:  # the clocks are back: what is left is to say how the last iterations were
+            self.turn.begin()
+            self._work_off()
         self._epoll.close()
         self._commands.close()
 
@@ -367,31 +367,9 @@ class GpuWorker:
         self._pace.read(began_s, time.monotonic(), interval_s)
         for reading in readings or ():
             self.meter.add(reading)
-        self._sample_clock()
+        if self.follower is not None and not self.governor.lost:
+            self._reports.clocks.extend(sampled_clock(self.device))
         self._backlog.unreported(counter=readings is not None)
-
-    def _sample_clock(self) -> None:
-        if self.follower is None or self.governor.lost:
-            return
-        with contextlib.suppress(DeviceError):  # the read-back reports it
-            limited = EventReason.POWER_CAP in self.device.event_reasons()
-            reading = ClockReading(self.device.now_us(), self.device.sm_clock_mhz(), limited)
-            self._reports.clocks.append(reading)
-
-    def _read_clock(self, now_s: float) -> None:
-        """Read the clock to see whether a change is in effect, unless another is due meanwhile."""
-        latency = self.governor.latency
-        if 0 < self._look_s < now_s + READ_ROOM_S:
-            latency.give_up()
-            return
-        began_us = us_from_ns(time.monotonic_ns())
-        try:
-            clock_mhz, reasons = self.device.sm_clock_mhz(), self.device.event_reasons()
-        except DeviceError:
-            latency.give_up()
-            return
-        held = bool(reasons & ~EventReason.IDLE)
-        latency.read(clock_mhz, began_us, us_from_ns(time.monotonic_ns()), held=held)
 
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""

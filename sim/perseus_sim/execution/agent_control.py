@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Final
 
 from perseus_agent.clocks.call_queue import CallQueue, CallTurns
+from perseus_agent.clocks.clock_readings import READ_ROOM_S
 from perseus_agent.clocks.governor import Governor, GovernorLimits
-from perseus_agent.clocks.gpu_worker import READ_ROOM_S
 from perseus_agent.clocks.journal import Journal, JournalState
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.rank_follower import RankFollower

@@ -30,6 +30,7 @@ from perseus_agent.clocks.rank_budget import RankBudget
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import READING_LATE_S, READING_SHARE, ReadingPace
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
+from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverMismatch
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
@@ -349,6 +350,61 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     hang.set()
     assert left.result(60) is True
     assert rig.written[before:] == [None]
+
+
+def test_a_thread_that_computes_without_an_end_is_the_agents_fault_and_not_the_drivers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is held inside a look; the kernel says how much it has computed."""
+    computed_s = iter(range(1000))
+    monkeypatch.setattr(rig.worker.turn, "_computed", lambda: float(next(computed_s)))
+    held, going = threading.Event(), threading.Event()
+    monkeypatch.setattr(rig.follower, "look", lambda *_: going.set() or held.wait(60) and None)
+    rig.rank.step_begin(0, rig.now_us)
+    assert going.wait(60)
+    wait_for(lambda: rig.worker.check_hang() or rig.worker.stuck, "the watchdog")
+    assert "a defect of the agent" in rig.worker.stuck
+    assert not rig.worker.progressing
+    assert not rig.worker.governor.lost
+    assert rig.told(GpuNoticeKind.LOST) == []
+    held.set()
+
+
+def test_a_turn_that_waits_computes_nothing_and_is_the_drivers() -> None:
+    """Of a driver that works in the kernel, too: only the time of our own program counts."""
+    now_s, computed_s = 0.0, 5.0
+    watch = TurnWatch(45.0, lambda: computed_s, lambda: now_s)
+    assert watch.stall() is None
+    watch.begin()
+    assert watch.stall() is None
+    now_s, computed_s = 45.1, 5.0 + BUSY_S
+    assert watch.stall() is Stall.DRIVER
+    computed_s += 0.01
+    assert watch.stall() is Stall.BUSY
+    watch.end()
+    assert watch.stall() is None
+    watch.begin()
+    assert watch.stall() is None, "another turn is judged by itself"
+
+
+def test_what_a_thread_computes_is_read_from_the_kernel() -> None:
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    busy, idle = threading.Thread(target=compute), threading.Thread(target=stop.wait)
+    assert computed_s(busy) == 0.0
+    for thread in (busy, idle):
+        thread.start()
+    try:
+        wait_for(lambda: computed_s(busy) > 0.05, "the kernel counts")
+        assert computed_s(idle) < 0.05
+    finally:
+        stop.set()
+        for thread in (busy, idle):
+            thread.join()
 
 
 def test_a_gpu_that_answers_again_is_taken_back_and_driven(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
