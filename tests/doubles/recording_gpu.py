@@ -3,8 +3,8 @@
 A lock outlives the process that set it, as on real hardware: with a folder, state and journal of calls are files in it,
 so that a test sees what a killed agent left behind. ``open_devices(folder)`` is for ``--devices
 tests.doubles.recording_gpu:open_devices:<folder>``; the file ``gpus`` names the UUIDs, ``<uuid>.fault`` holds the name
-of an error class, or ``hang <seconds>``, for the next calls. Energy is integrated from a made-up power; physics are in
-``perseus_sim.gpus.devices``.
+of an error class, ``hang <seconds>``, or ``compute <pid>`` (without an end, in that process), for the next calls.
+Energy is integrated from a made-up power; physics are in ``perseus_sim.gpus.devices``.
 """
 
 from __future__ import annotations
@@ -140,6 +140,9 @@ class FileGpu(RecordingGpu):
             return
         if fault and fault[0] == "hang":
             time.sleep(float(fault[1]))
+        elif fault and fault[0] == "compute":
+            while int(fault[1]) == os.getpid():
+                pass
         elif fault:
             raise getattr(errors, fault[0])("injected")
 

@@ -13,6 +13,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ import pytest
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 from tests.waiting import PATIENCE_S
 
-from perseus_agent.lifecycle import SILENT_S
+from perseus_agent.lifecycle import SILENT_S, STUCK
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 STEPS = ("acquire", "join", "push", "select", "run")
@@ -342,3 +344,25 @@ def test_a_driver_replaced_under_the_agent_ends_it_with_a_code_of_its_own(node: 
     (node.folder / "gpu" / f"{gpu_uuid(0)}.fault").write_text("DriverMismatch")
     assert agent.wait(PATIENCE_S) == 3, node.log()
     assert "driver replaced" in node.log()
+
+
+def test_an_agent_whose_own_thread_computes_without_an_end_gives_the_gpu_back_and_says_whose_fault_it_is(
+    node: RecordingNode,
+) -> None:
+    agent = node.start_agent()
+    Job(node).advance("run")
+    (node.folder / "gpu" / f"{gpu_uuid(0)}.fault").write_text(f"compute {agent.pid}")
+    said: list[str] = []
+    while agent.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://{node.addresses['metrics']}/healthz", timeout=60).close()
+        except urllib.error.HTTPError as error:
+            said.append(error.read().decode())
+        except OSError:  # it has ended
+            pass
+        time.sleep(0.005)
+    assert agent.wait(60) == STUCK, node.log()
+    assert_all_given_back(node)
+    assert f"{gpu_uuid(0)}: its thread has computed" in node.log()
+    assert "a driver call lasts" not in node.log()
+    assert any(gpu_uuid(0) in text for text in said)
