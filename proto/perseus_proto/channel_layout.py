@@ -147,6 +147,7 @@ class IterationRecord:
     begin_us: int
     """When the step began: on the GPU, if the source is EVENTS or GPU."""
     end_us: int
+    """When it ended; its begin, if what was written cannot be."""
     begins_us: tuple[int, ...]
     """Per instruction in schedule order; empty unless complete."""
     durations_us: tuple[int, ...]
@@ -211,12 +212,8 @@ def parse_record(
     source = source_of(words[RECORD_SOURCE])
     late = source in (MarkSource.EVENTS, MarkSource.GPU)
     faults = Faults(words[FAULTS] & sum(Faults))
-    complete = (
-        not faults
-        and words[ENDED] == instructions
-        and begin_us <= end_us <= begin_us + MAX_DURATION_US
-        and (now_us is None or end_us <= now_us + AHEAD_US)
-    )
+    possible = begin_us <= end_us <= begin_us + MAX_DURATION_US and (now_us is None or end_us <= now_us + AHEAD_US)
+    complete = possible and not faults and words[ENDED] == instructions
     begins_us, durations_us, host_begins_us = list[int](), list[int](), list[int]()
     hosts = TIMES + 2 * instructions
     for first in range(0, instructions if complete else 0, _PART):
@@ -234,7 +231,7 @@ def parse_record(
     return IterationRecord(
         iteration=iteration,
         begin_us=begin_us,
-        end_us=end_us,
+        end_us=end_us if possible else begin_us,
         begins_us=tuple(begins_us) if complete else (),
         durations_us=tuple(durations_us) if complete else (),
         complete=complete,

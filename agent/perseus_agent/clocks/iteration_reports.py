@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from itertools import pairwise
+from operator import add, le, sub
 from typing import Final
 
 from perseus_agent.clocks.latency import Effect
@@ -25,8 +25,8 @@ UNFINISHED_S: Final = 3.0
 """Iterations that wait for their energy, and how long: longer than any counter's tick."""
 UNFINISHED_INSTRUCTIONS: Final = 1 << 17
 """Of all that wait together: more do not wait, and of twice as many the oldest are lost."""
-_PART: Final = 8_192
-"""Moments whose energy is looked up in one part: in 3 ms."""
+_PART: Final = 4_096
+"""Moments that are looked at in one part: in 3 ms."""
 CLOCKS_KEPT: Final = 1_024
 """Readings of the SM clock: of nearly a minute, at the default interval."""
 _OVER: Final = object()
@@ -106,11 +106,11 @@ class IterationReports:
         energy_mj = yield from self._account(one, key)
         means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
         yield
-        quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
+        quiet_us, quiet_mj = (yield from self._quiet(one)) if energy_mj is not None else (0, 0)
         yield
-        below_us, above_us = (
-            beside_plan_us(record, plan.clocks_mhz, effects) if plan and follower.machine_clock else (0, 0)
-        )
+        below_us = above_us = 0
+        if plan and follower.machine_clock:
+            below_us, above_us = yield from beside_plan_us(record, plan.clocks_mhz, effects)
         yield
         clock_mhz, limited = clock_during(record, one.next_begin_us, self.clocks)
         leads_us = record.leads_us if follower.machine_clock else ()
@@ -144,36 +144,38 @@ class IterationReports:
 
     def _account(self, one: Finished, key: object) -> Generator[None, None, int | None]:
         """Energy of an iteration, and of each of its instructions into the means."""
-        record = one.record
-        moments = [record.begin_us]
-        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
-            moments += (begin_us, begin_us + duration_us)
-        moments.append(one.next_begin_us)
+        record, count = one.record, len(one.record.begins_us)
+        moments = [record.begin_us] * (2 * count + 1) + [one.next_begin_us]
+        moments[1:-1:2], moments[2:-1:2] = record.begins_us, map(add, record.begins_us, record.durations_us)
         yield
-        if any(later < earlier for earlier, later in pairwise(moments)):
+        parts = range(0, len(moments), _PART)
+        if not all(all(map(le, moments[at : at + _PART], moments[at + 1 : at + _PART + 1])) for at in parts):
             # the energy of instructions that overlap cannot be separated
             moments = [record.begin_us, one.next_begin_us]
         levels: list[float] = []
         if not self.meter.covers(one.next_begin_us):
             return None
-        for first in range(0, len(moments), _PART):
-            found = self.meter.at(moments[first : first + _PART])
+        for at in range(0, len(moments), _PART):
+            yield
+            found = self.meter.at(moments[at : at + _PART])
             if found is None:
                 return None
             levels += found
-            yield
+        yield
         if len(moments) > 2:
-            spent = [levels[place + 1] - levels[place] for place in range(1, len(levels) - 1, 2)]
-            self._energies.add(key, spent)
+            self._energies.add(key, list(map(sub, levels[2:-1:2], levels[1:-1:2])))
         return round(levels[-1] - levels[0])
 
-    def _quiet(self, one: Finished) -> tuple[int, int]:
+    def _quiet(self, one: Finished) -> Generator[None, None, tuple[int, int]]:
         """Waits for a neighbour, as far as the counter shows them by themselves. Not what follows the last instruction:
         gradients are reduced and applied there."""
         record, idle_us, waits = one.record, one.record.begin_us, []
-        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
-            if begin_us > idle_us + SETTLE_US:
-                waits.append((idle_us, begin_us))
-            idle_us = max(idle_us, begin_us + duration_us)
+        for at in range(0, len(record.begins_us), _PART):
+            yield
+            part = slice(at, at + _PART)
+            for begin_us, duration_us in zip(record.begins_us[part], record.durations_us[part], strict=True):
+                if begin_us > idle_us + SETTLE_US:
+                    waits.append((idle_us, begin_us))
+                idle_us = max(idle_us, begin_us + duration_us)
         span_us, energy_mj = self.meter.quiet(waits, record.begin_us, one.next_begin_us)
         return round(span_us), energy_mj

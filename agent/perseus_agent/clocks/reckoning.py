@@ -6,7 +6,7 @@ Pure: times are microseconds of one clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from perseus_agent.clocks.latency import Effect
@@ -14,6 +14,8 @@ from perseus_proto.channel import IterationRecord
 
 OVERLAP: Final = 4
 """Instructions that run at once, beyond which their clocks are not told apart: a rank may say that all do."""
+_PART: Final = 2_048
+"""Spans of one clock that are added up in one part."""
 
 
 class ClockReading(NamedTuple):
@@ -24,8 +26,11 @@ class ClockReading(NamedTuple):
     power_limited: bool
 
 
-def beside_plan_us(record: IterationRecord, clocks_mhz: Sequence[int], effects: Sequence[Effect]) -> tuple[int, int]:
-    """Computing time, µs, in which the clock in effect was below and above the planned one.
+def beside_plan_us(
+    record: IterationRecord, clocks_mhz: Sequence[int], effects: Sequence[Effect]
+) -> Generator[None, None, tuple[int, int]]:
+    """Computing time, µs, in which the clock in effect was below and above the planned one. In parts: a record may be
+    long.
 
     Args:
         record: of the iteration; without times the answer is 0 and 0.
@@ -35,6 +40,7 @@ def beside_plan_us(record: IterationRecord, clocks_mhz: Sequence[int], effects: 
     """
     below_us = above_us = 0
     room = len(record.begins_us) + OVERLAP * len(effects)
+    effects = list(effects)  # those of now, however long it takes
     times = [effect.time_us for effect in effects]
     for begin_us, span_us, planned_mhz in zip(record.begins_us, record.durations_us, clocks_mhz, strict=False):
         end_us = begin_us + span_us
@@ -52,6 +58,8 @@ def beside_plan_us(record: IterationRecord, clocks_mhz: Sequence[int], effects: 
             room -= 1
             if room < 0:
                 return 0, 0
+            if room % _PART == 0:
+                yield
     return below_us, above_us
 
 

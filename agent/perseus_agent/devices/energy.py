@@ -11,6 +11,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, sub
 from typing import Final
 
 from perseus_agent.devices.base import EnergyReading
@@ -128,17 +130,13 @@ class InstructionEnergies:
         """One more iteration under ``key``; another key, or another number of instructions, restarts the means."""
         if key != self._key or len(energies_mj) != len(self._sums_mj):
             self._key, self._sums_mj, self.iterations = key, [0.0] * len(energies_mj), 0
-        self._sums_mj = [total + energy for total, energy in zip(self._sums_mj, energies_mj, strict=True)]
+        self._sums_mj = list(map(add, self._sums_mj, energies_mj))
         self.iterations += 1
 
     def means_mj(self, key: object) -> tuple[int, ...]:
-        """Rounded such that the sum is off by less than one: the remainder of each is carried to the next. Empty: no
+        """Rounded such that each sum from the first on is off by less than one. Empty: no
         iteration was run under ``key`` last."""
         if key != self._key or not self.iterations:
             return ()
-        means, carried = [], 0.0
-        for total in self._sums_mj:
-            exact = total / self.iterations + carried
-            means.append(round(exact))
-            carried = exact - means[-1]
-        return tuple(means)
+        ends_mj = list(map(round, accumulate(total_mj / self.iterations for total_mj in self._sums_mj)))
+        return tuple(map(sub, ends_mj, [0, *ends_mj[:-1]]))

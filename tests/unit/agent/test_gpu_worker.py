@@ -359,7 +359,7 @@ def test_a_thread_that_computes_without_an_end_is_the_agents_fault_and_not_the_d
     computed_s = iter(range(1000))
     monkeypatch.setattr(rig.worker.turn, "_computed", lambda: float(next(computed_s)))
     held, going = threading.Event(), threading.Event()
-    monkeypatch.setattr(rig.follower, "look", lambda *_: going.set() or held.wait(60) and None)
+    monkeypatch.setattr(rig.follower, "look", lambda *_: going.set() or (held.wait(60) and None))
     rig.rank.step_begin(0, rig.now_us)
     assert going.wait(60)
     wait_for(lambda: rig.worker.check_hang() or rig.worker.stuck, "the watchdog")
