@@ -148,10 +148,12 @@ class IterationReports:
         moments = [record.begin_us] * (2 * count + 1) + [one.next_begin_us]
         moments[1:-1:2], moments[2:-1:2] = record.begins_us, map(add, record.begins_us, record.durations_us)
         yield
-        parts = range(0, len(moments), _PART)
-        if not all(all(map(le, moments[at : at + _PART], moments[at + 1 : at + _PART + 1])) for at in parts):
-            # the energy of instructions that overlap cannot be separated
-            moments = [record.begin_us, one.next_begin_us]
+        for at in range(0, len(moments), _PART):
+            yield
+            if not all(map(le, moments[at : at + _PART], moments[at + 1 : at + _PART + 1])):
+                # the energy of instructions that overlap cannot be separated
+                moments = [record.begin_us, one.next_begin_us]
+                break
         levels: list[float] = []
         if not self.meter.covers(one.next_begin_us):
             return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import ne
 from typing import Final, NamedTuple
 
 from perseus_agent.errors import InvalidRequest, UnknownPlan
@@ -195,4 +196,4 @@ class JobPlans:
 
 def wake_map(clocks_mhz: Sequence[int]) -> bytes:
     """One byte per instruction: 1 where the clock differs from the instruction before it, cyclically."""
-    return bytes(clock != before for clock, before in zip(clocks_mhz, (clocks_mhz[-1], *clocks_mhz[:-1]), strict=True))
+    return bytes(map(ne, clocks_mhz, (clocks_mhz[-1], *clocks_mhz[:-1])))

@@ -27,7 +27,7 @@ from perseus_proto.instruction import Instruction
 
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)
-LEAVE_PARTS: Final = 2 * SLOTS + 1
+LEAVE_PARTS: Final = 4 * SLOTS + 1
 """What is read of a rank that leaves: all its records, if they are of one part each."""
 AGAIN_US: Final = 50
 """After rings are wanted again, a look follows: store buffers have drained by then (see ``perseus_proto.channel``)."""
@@ -219,7 +219,7 @@ class RankFollower:
             now_us: now, by the machine's clock; None: not known. A record of later times says nothing.
         """
         if self._reading is None:
-            self._reading = self.channel.drain_parts(now_us if self.machine_clock else None)
+            self._reading = self._reading_on(now_us if self.machine_clock else None)
         try:
             next(self._reading)
             return [], True
@@ -228,11 +228,17 @@ class RankFollower:
         self._reading = None
         return (self._drained(writes), False) if record is None else (self._over(record, writes), True)
 
+    def _reading_on(self, now_us: int | None) -> Generator[None, None, IterationRecord | None]:
+        """Read the next record into the timetable, and return it."""
+        record = yield from self.channel.drain_parts(now_us)
+        if record is not None and self.machine_clock and record.source is not MarkSource.HOST:
+            yield
+            yield from self._timetable.add_parts(record)
+        return record
+
     def _over(self, record: IterationRecord, writes: int) -> list[Finished]:
         """A record was read: the one before it is finished."""
         self.deviations += not record.complete
-        if self.machine_clock and record.source is not MarkSource.HOST:
-            self._timetable.add(record)
         before, self._open = self._open, record
         if before is None:
             return []

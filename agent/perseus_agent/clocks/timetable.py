@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from operator import add
+from collections.abc import Callable, Generator, Sequence
+from itertools import repeat
+from operator import add, le, sub
 from typing import Final, NamedTuple, Protocol
 
 from perseus_agent.clocks.clock_line import LOOK_CLOCKS, StepsOf
@@ -57,6 +58,10 @@ PERIOD_MIN_US: Final = 1_000
 DRAW_STEPS: Final = 4_096
 DRAW_AGAIN_US: Final = 500
 """Clocks and places that one look lays out, and when it is looked again if there are more: 6 ms at most."""
+
+
+_PART: Final = 8_192
+"""Instructions of a record that are taken in at once."""
 
 
 class Record(Protocol):
@@ -105,7 +110,12 @@ class Timetable:
     # ------------------------------------------------------------------------------------------- what was and is
 
     def add(self, record: Record) -> None:
-        """Add an iteration that is over.
+        """As ``add_parts``, at once."""
+        for _ in self.add_parts(record):
+            pass
+
+    def add_parts(self, record: Record) -> Generator[None, None, None]:
+        """Add an iteration that is over, in parts of about a millisecond.
 
         Args:
             record: later than those before; one without times is left out, and so is one whose times cannot be true.
@@ -114,9 +124,8 @@ class Timetable:
             self._last = None
             return
         before, base_us = self._last, record.begins_us[0]
-        begins_us = [begin_us - base_us for begin_us in record.begins_us]
-        ends_us = list(map(add, begins_us, record.durations_us))
-        if min(begins_us) < 0 or min(record.durations_us) < 0 or max(ends_us) > MAX_DURATION_US:
+        offsets_us = yield from _offsets_us(record)
+        if offsets_us is None:
             self._last = None
             return
         if before is not None:
@@ -131,8 +140,6 @@ class Timetable:
         self._last = record.iteration, base_us, pattern
         self._additions += 1
         if pattern is not None:
-            offsets_us = array("q", bytes(8 * self._boundaries))
-            offsets_us[::2], offsets_us[1::2] = array("q", begins_us), array("q", ends_us)
             pattern.add(offsets_us)
             self._place(record.iteration, base_us)
 
@@ -363,3 +370,18 @@ class Timetable:
         except StopIteration as done:
             self._drawing, self._drawn = None, done.value
         return same_plans(self._drawn.plans, plans)
+
+
+def _offsets_us(record: Record) -> Generator[None, None, array[int] | None]:
+    """When each boundary was passed, from the begin of the first instruction; None: it cannot have been so."""
+    base_us, offsets_us = record.begins_us[0], array("q", bytes(16 * len(record.begins_us)))
+    for first in range(0, len(record.begins_us), _PART):
+        part = slice(first, first + _PART)
+        begins_us = list(map(sub, record.begins_us[part], repeat(base_us)))
+        ends_us = list(map(add, begins_us, record.durations_us[part]))
+        if min(begins_us) < 0 or not all(map(le, begins_us, ends_us)) or max(ends_us) > MAX_DURATION_US:
+            return None
+        start, stop = 2 * first, 2 * (first + len(begins_us))
+        offsets_us[start:stop:2], offsets_us[start + 1 : stop : 2] = array("q", begins_us), array("q", ends_us)
+        yield
+    return offsets_us
