@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.bench import agent, neighbour
+from tests.bench import agent, hostile_turns, neighbour
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 from perseus_proto.hello import MAX_INSTRUCTIONS, Hello, Timing, encode_hello
@@ -172,6 +172,8 @@ FIGURES = {
     "hostile_socket_cpu_percent": socket_cpu,
     "hostile_operator_peak_percent_of_limit": operator_peak,
     "hostile_clock_restore_s_max": restore_s,
+    "hostile_turn_ms_max": hostile_turns.turns,
+    "hostile_attacker_kill": hostile_turns.kills,
     "hostile_neighbour_reaction": neighbour.figures,
     "hostile_inputs": sized_inputs,
 }

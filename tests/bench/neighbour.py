@@ -1,8 +1,8 @@
 """How late the clocks of a GPU change while the rank of another GPU forges: time from a mark to the device call.
 
-Real are the agent process, its sockets and the trainer of the neighbour. The forger holds a lease, has sent a schedule
-of the most instructions, and writes a valid record of an iteration of these, and rings, as fast as it can. Its peer is
-the same process without a lease: it then costs the machine as much, but not the agent.
+Real are the agent process, its sockets and the trainer of the neighbour. The forger (``tests.bench.attacker``) holds a
+lease, has sent a long schedule, and writes records of iterations of it, and rings, as fast as it can. Its peer is the
+same process without a lease: it then costs the machine as much, but not the agent. The worst of several forgers counts.
 """
 
 from __future__ import annotations
@@ -15,56 +15,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.bench import agent
+from tests.bench import agent, hostile_turns
 from tests.doubles import recording_gpu
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 
+from perseus_proto.hello import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 _TRAINER = "import json, sys; from tests.bench import agent; agent.GPUS = 1; agent.train(json.loads(sys.argv[1]))"
-_FORGER = """
-import socket, sys, time
-from perseus_proto.channel import SLOTS, ChannelWriter
-from perseus_proto.channel_layout import BEGIN, END, ENDED, POSITION, RECORD_SOURCE, SEQUENCE
-from perseus_proto.hello import Hello, Timing, encode_hello, receive_answer
-from perseus_proto.instruction import Instruction, InstructionKind
-sys.stdin.readline()
-count = int(sys.argv[2])
-schedule = tuple(Instruction(InstructionKind.FORWARD, number, 0) for number in range(count))
-connection = socket.socket(socket.AF_UNIX)
-connection.connect(sys.argv[1])
-connection.sendall(encode_hello(Hello(1, 0, 0, Timing.SYNCHRONISED, sys.argv[3], schedule)))
-answer = receive_answer(connection, 10.0)
-writer = ChannelWriter(answer.memory_fd, answer.event_fd, count)
-t_us = time.monotonic_ns() // 1000
-writer.source = 2
-writer.step_begin(0, t_us)
-for slot in range(SLOTS):
-    record = writer._records[slot]
-    record[BEGIN] = record[END] = t_us
-    record[ENDED], record[RECORD_SOURCE] = count, 2
-    for word in range(8, len(record)):
-        record[word] = t_us
-print("forging", flush=True)
-iteration = 0
-while True:
-    iteration += 1
-    record = writer._records[iteration % SLOTS]
-    record[SEQUENCE] = 2 * iteration + 2
-    writer.words[POSITION] = (iteration << 32) + 0x4000000
-    writer.ring()
-"""
+FORGERS = (("equal", MAX_INSTRUCTIONS, False), ("one period", 4_096, True), ("dips", 4_096, True))
+"""What is forged, of how many instructions, and whether the forger's job has a plan that is followed."""
 
 
-def reaction_ms(*, leased: bool) -> list[float]:
-    """Sorted times from a neighbour's mark to its device call."""
+def reaction_ms(kind: str, count: int, planned: bool, *, leased: bool) -> list[float]:
+    """Sorted times from a neighbour's mark to its device call, beside a forger of ``FORGERS``."""
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), 2) as node:
         node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
         trainer_pod, forger_pod = node.add_pod(0, [0]), node.add_pod(1, [1])
         arguments = json.dumps({"socket": node.socket, "timetable": False, "load": agent.SHORT})
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         trainer = subprocess.Popen([sys.executable, "-c", _TRAINER, arguments], **pipes)
-        forger = subprocess.Popen([sys.executable, "-c", _FORGER, node.socket, "65536", gpu_uuid(1)], **pipes)
+        command = [sys.executable, "-m", "tests.bench.attacker", node.socket, gpu_uuid(1), str(count), kind]
+        forger = subprocess.Popen(command, **pipes)
         try:
             node.kubelet.place([trainer.pid], trainer_pod.uid)
             node.kubelet.place([forger.pid], forger_pod.uid)
@@ -76,6 +48,13 @@ def reaction_ms(*, leased: bool) -> list[float]:
                     )
                     stub.AcquireLease(request)
                 stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=JOB, epoch=1, plan_set=plan_set))
+                if leased and planned:
+                    evil = hostile_turns.message_of(count)
+                    stub.PushPlanSet(messages.PushPlanSetRequest(job_uid="evil", epoch=1, plan_set=evil))
+                    first = [messages.Selection(data_parallel_rank=1, point=0)]
+                    stub.SelectPlan(
+                        messages.SelectPlanRequest(job_uid="evil", epoch=1, plan_id=evil.plan_id, selections=first)
+                    )
                 for child, answer in ((trainer, "True\n"), (forger, "forging\n")):
                     child.stdin.write("go\n")
                     child.stdin.flush()
@@ -102,9 +81,21 @@ def reaction_ms(*, leased: bool) -> list[float]:
 
 
 def figures() -> dict[str, Any]:
-    """Median and 90th percentile beside a forger, and beside the same load."""
-    beside, alone = reaction_ms(leased=True), reaction_ms(leased=False)
-    found = {}
+    """Median and 90th percentile beside the worst forger, and beside the same load."""
+    runs = [(reaction_ms(*forger, leased=True), reaction_ms(*forger, leased=False)) for forger in FORGERS]
+    ratios = [agent.percentile(beside, 0.5) / agent.percentile(alone, 0.5) for beside, alone in runs]
+    for forger, ratio in zip(FORGERS, ratios, strict=True):
+        print(f"  {forger}: {ratio:.2f} times", file=sys.stderr, flush=True)
+    beside, alone = runs[ratios.index(max(ratios))]
+    found = {
+        "hostile_neighbour_reaction_ratio": {
+            "value": max(ratios),
+            "unit": "times",
+            "peer": None,
+            "peer_value": None,
+            "ratio": None,
+        }
+    }
     for name, share in (("p50", 0.5), ("p90", 0.9)):
         value, peer = agent.percentile(beside, share), agent.percentile(alone, share)
         found[f"hostile_neighbour_reaction_{name}_ms"] = {

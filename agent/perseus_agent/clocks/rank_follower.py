@@ -28,7 +28,9 @@ from perseus_proto.instruction import Instruction
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)
 LEAVE_PARTS: Final = 4 * SLOTS + 1
-"""What is read of a rank that leaves: all its records, if they are of one part each."""
+LEAVE_INSTRUCTIONS: Final = 4_096
+"""What is read of a rank that leaves: all its records, if they are no longer than so many instructions. Others would
+keep the thread too long, and the next rank waits."""
 AGAIN_US: Final = 50
 """After rings are wanted again, a look follows: store buffers have drained by then (see ``perseus_proto.channel``)."""
 
@@ -263,7 +265,7 @@ class RankFollower:
         self.channel.set_wake_map(bytes(self._count))
         self.channel.skip_rings_from(0)
         finished: list[Finished] = []
-        for _ in range(LEAVE_PARTS):
+        for _ in range(LEAVE_PARTS if self._count <= LEAVE_INSTRUCTIONS else 0):
             found, more = self.collect_part(writes, now_us)
             finished += found
             if not more:
