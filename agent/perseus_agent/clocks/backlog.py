@@ -42,7 +42,7 @@ class Backlog:
         self._unreported, self._counter = True, counter
 
     def forget(self) -> None:
-        """The rank has gone: what it has not told is not read any more."""
+        """The rank has gone: what it has not written is not read any more."""
         self._unread = False
 
     def work(

@@ -30,7 +30,7 @@ def measure_change(device: Device, latency: LatencyMeter, now_s: float, look_s: 
 
     Args:
         device: of which the change is.
-        latency: what is learnt of it.
+        latency: where the reading goes.
         now_s, look_s: now, and when a clock may be due; 0: at no known time.
     """
     if 0 < look_s < now_s + READ_ROOM_S:

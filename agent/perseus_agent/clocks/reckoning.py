@@ -13,7 +13,7 @@ from perseus_agent.clocks.latency import Effect
 from perseus_proto.channel import IterationRecord
 
 OVERLAP: Final = 4
-"""Instructions that run at once, beyond which their clocks are not told apart: a rank may say that all do."""
+"""Instructions that run at once, beyond which nothing is counted: a rank may say that all do."""
 _PART: Final = 2_048
 """Spans of one clock that are added up in one part."""
 
