@@ -126,7 +126,7 @@ async def test_a_silent_stream_is_given_up_in_time(agent: Agent, line: Line) -> 
     await asyncio.sleep(0)
     assert not waiting.done()
     pass_time(1)
-    with pytest.raises(AgentUnavailable, match=r"no answer to a selection within 60 s"):
+    with pytest.raises(AgentUnavailable, match=f"no answer to a selection within {PATIENCE_S:g} s"):
         await waiting
     assert agent.calls == 0
     assert agent.ended
