@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
 from perseus_operator.api.budget import BudgetReason, BudgetSpec
@@ -84,6 +85,23 @@ def test_every_choice_has_a_section(page: str, choices: type[ObjectiveType] | ty
 def test_the_page_on_classes_explains_every_reason() -> None:
     page = text_of(DOCS / "energy-classes.md")
     assert [reason.value for reason in ClassReason if f"`{reason.value}`" not in page] == []
+
+
+def test_who_follows_the_pages_has_the_class_that_they_name() -> None:
+    """A namespace's label does nothing without the webhook, which the chart leaves off."""
+    chart = ROOT / "charts" / "perseus"
+    values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    assert not values["webhook"]["enabled"], "else the pages need not say it"
+    commands = re.findall(r"helm install (?:.*\\\n)*.*", text_of("install.md"))
+    assert len(commands) == 2
+    assert all("webhook.enabled=true" in command for command in commands)
+    label, said = "perseus.energy/class=default", 0
+    for page in (ROOT / "README.md", DOCS / "energy-classes.md", chart / "templates" / "NOTES.txt"):
+        text = page.read_text(encoding="utf-8")
+        for paragraph in re.split(r"\n\n(?! )", text):
+            said += label in paragraph
+            assert label not in paragraph or "webhook.enabled" in paragraph, f"{page.name}: {paragraph}"
+    assert said == 3
 
 
 REFERENCE = [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec), ("energyclass.md", ClassSpec)]

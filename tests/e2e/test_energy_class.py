@@ -89,7 +89,7 @@ def test_a_job_of_a_class_is_made_planned_and_ended(cluster: SimulatedCluster) -
     [(reason, message)] = system.events("steps-0") + system.events("steps-1")
     assert (reason, message) == (
         "EnergyClassNotApplied",
-        "The pod trains at default clocks: EnergyClass frugal does not exist.",
+        "The pod trains at default clocks: it asks for EnergyClass frugal, which does not exist.",
     )
     system.define("frugal", SPEC)
     eventually(lambda: not absent(lambda: system.read(keys.PLURAL, "steps")), "no PerseusJob is made")

@@ -8,6 +8,7 @@ PerseusJobs that are made afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -108,6 +109,28 @@ def parse_class(raw: Any) -> ClassSpec:
     if raw is None:
         raise InvalidSpec("spec: is required")
     return parse(ClassSpec, raw, "spec")
+
+
+def refusal(name: str, found: ClassSpec | InvalidSpec | None, namespace: str, labels: Mapping[str, str]) -> str:
+    """Why a class is not applied to who asks for it in a namespace: what follows "the pod" or "the namespace".
+
+    Args:
+        name: of the class.
+        found: its spec; None: there is no class of this name; InvalidSpec: its spec breaks a rule.
+        namespace: of who asks for it.
+        labels: of that namespace; they matter only to a class with a ``namespaceSelector``.
+
+    Returns:
+        Empty: the class is applied.
+    """
+    asks = f"asks for EnergyClass {name}, which"
+    if found is None:
+        return f"{asks} does not exist"
+    if isinstance(found, InvalidSpec):
+        return f"{asks} is invalid: {found}"
+    if found.namespace_selector is not None and not found.namespace_selector.selects(labels):
+        return f"{asks} is not for namespace {namespace}: see its namespaceSelector"
+    return ""
 
 
 def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind, str] | None, profile: str) -> Json:

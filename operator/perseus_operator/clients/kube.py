@@ -131,9 +131,9 @@ class KubeClient(ObjectStore, AccessReviews):
         about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", keys.KIND, job.name, job.uid)
         await self._post_event(job.namespace, about, kind, reason, message)
 
-    async def warn_pod(self, pod: Pod, *, reason: str, message: str) -> None:
-        """Post a warning on a training pod."""
-        await self._post_event(pod.namespace, Owner("v1", "Pod", pod.name, pod.uid), "Warning", reason, message)
+    async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
+        """Post a warning on an object of a namespace."""
+        await self._post_event(namespace, about, "Warning", reason, message)
 
     async def _post_event(self, namespace: str, about: Owner, kind: str, reason: str, message: str) -> None:
         now = stamp(time.time())

@@ -21,6 +21,7 @@ from perseus_operator.api.energy_class import (
     ClassSpec,
     job_of_class,
     parse_class,
+    refusal,
 )
 from perseus_operator.api.schema import DNS_NAME, dump
 from perseus_operator.controller.cluster_object import ClusterObject, vanished
@@ -59,8 +60,8 @@ class ClassStore(Protocol):
         """Create a PerseusJob."""
         ...
 
-    async def warn_pod(self, pod: Pod, *, reason: str, message: str) -> None:
-        """Post a warning on a pod."""
+    async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
+        """Post a warning on an object of a namespace."""
         ...
 
 
@@ -120,7 +121,8 @@ class EnergyClasses:
         known = self._classes.get(energy_class)
         if known is None or known.spec is None or known.spec.profiles_from is None:
             return None
-        return known.spec.profiles_from.namespace if await self._is_for(known.spec, namespace) else None
+        not_for_it = refusal(energy_class, known.spec, namespace, await self._labels(known.spec, namespace))
+        return None if not_for_it else known.spec.profiles_from.namespace
 
     async def tick(
         self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
@@ -156,15 +158,15 @@ class EnergyClasses:
         self._retry_at_s[key] = now.monotonic_s + _RETRY_S
         namespace, name = key
         try:
-            refusal = await self._refusal(pod)
-            if refusal:
-                await self._refuse(key, pod, refusal)
+            workload = workload_of(pod.labels, pod.owner)
+            owner = workload.owner if workload else pod.owner or _reference(pod)
+            why = await self._refusal(pod)
+            if why:
+                await self._refuse(key, pod, owner, why)
                 return
             spec = self._classes[pod.energy_class].spec
             assert spec is not None
-            workload = workload_of(pod.labels, pod.owner)
             reference = None if workload is None else (workload.kind, workload.name)
-            owner = workload.owner if workload else pod.owner or Owner("v1", "Pod", pod.name, pod.uid)
             await self._kube.create_job(
                 namespace, name, pod.energy_class, job_of_class(spec, reference, pod.profile), owner
             )
@@ -177,25 +179,26 @@ class EnergyClasses:
     async def _refusal(self, pod: Pod) -> str:
         """Why a pod's class cannot be applied; empty: it can."""
         known = self._classes.get(pod.energy_class)
-        if known is None:
-            return f"EnergyClass {pod.energy_class} does not exist"
-        if known.spec is None:
-            return f"EnergyClass {pod.energy_class} is invalid: {known.fault}"
+        found = None if known is None else known.spec or InvalidSpec(known.fault)
+        if why := refusal(pod.energy_class, found, pod.namespace, await self._labels(found, pod.namespace)):
+            return f"it {why}"
         if pod.profile and not re.fullmatch(DNS_NAME, pod.profile):
-            return f"annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
-        if not await self._is_for(known.spec, pod.namespace):
-            return f"EnergyClass {pod.energy_class} is not for namespace {pod.namespace}: see its namespaceSelector"
+            return f"its annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
         return ""
 
-    async def _is_for(self, spec: ClassSpec, namespace: str) -> bool:
-        selector = spec.namespace_selector
-        return selector is None or selector.selects(await self._kube.namespace_labels(namespace))
+    async def _labels(self, spec: ClassSpec | InvalidSpec | None, namespace: str) -> Mapping[str, str]:
+        """Labels of a namespace, if the class chooses by them."""
+        if not isinstance(spec, ClassSpec) or spec.namespace_selector is None:
+            return {}
+        return await self._kube.namespace_labels(namespace)
 
-    async def _refuse(self, key: JobKey, pod: Pod, why: str) -> None:
+    async def _refuse(self, key: JobKey, pod: Pod, owner: Owner, why: str) -> None:
+        """Say it once on the pod, and on its workload, where its user looks first."""
         if self._refused.get(key) == why:
             return
         message = f"The pod trains at default clocks: {why}."
-        await self._kube.warn_pod(pod, reason=ClassReason.NOT_APPLIED.value, message=message)
+        for about in dict.fromkeys((_reference(pod), owner)):
+            await self._kube.warn(pod.namespace, about, reason=ClassReason.NOT_APPLIED.value, message=message)
         logger.warning("%s/%s: pod %s: %s", *key, pod.name, why)
         self._refused[key] = why
 
@@ -219,6 +222,10 @@ def _accepted(known: _Class) -> _Statement:
         return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
     note = " The spec accepted before stays in force." if known.spec is not None else ""
     return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.fault + note)
+
+
+def _reference(pod: Pod) -> Owner:
+    return Owner("v1", "Pod", pod.name, pod.uid)
 
 
 def _opted_in(pods: Iterable[Pod]) -> Pod | None:

@@ -33,6 +33,7 @@ from perseus_operator.planning.stragglers.annotation import (
     duration_of_iterations_s,
     parse_annotation,
 )
+from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, prometheus
 from perseus_operator.plugin.job import NO_DEFINITION, load_job, read_job
@@ -132,11 +133,13 @@ def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Ans
 def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
     everywhere = None if options.all_namespaces else namespace
     try:
-        document = listing(kube.jobs(everywhere))
+        jobs = kube.jobs(everywhere)
     except KubeForbidden as error:
         raise CannotAnswer(f"access denied: {error}") from error
     except KubeNotFound as error:
         raise CannotAnswer(NO_DEFINITION) from error
+    classes = list(refused_namespaces(kube)) if everywhere is None else [class_of_namespace(kube, namespace)]
+    document = listing(jobs, [found for found in classes if found and not (found["applied"] and jobs)])
     return document, listing_text(document, "any namespace" if everywhere is None else f"namespace {namespace}")
 
 

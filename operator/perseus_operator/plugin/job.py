@@ -14,6 +14,7 @@ from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.objects import ConfigMap, Json, StoredObject
 from perseus_operator.planning.shape import shape_from_status
+from perseus_operator.plugin.classes import ClassReader, class_of_namespace
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier
 from perseus_operator.solving.request import SolveRequest
@@ -27,7 +28,7 @@ NO_DEFINITION: Final = "this cluster has no CustomResourceDefinition of PerseusJ
 _BEFORE_FRONTIER = (ConditionType.ACCEPTED, ConditionType.PROFILE_READY, ConditionType.FRONTIER_READY)
 
 
-class Reader(Protocol):
+class Reader(ClassReader, Protocol):
     """Reads objects from the API server."""
 
     def job(self, namespace: str, name: str) -> Json:
@@ -106,9 +107,17 @@ def read_job(reader: Reader, namespace: str, name: str) -> Json:
     except KubeNotFound as error:
         if "could not find the requested resource" in str(error):
             raise CannotAnswer(NO_DEFINITION) from error
-        raise CannotAnswer(f"there is no PerseusJob {name} in namespace {namespace}") from error
+        raise CannotAnswer(_no_job(reader, namespace, name)) from error
     except KubeForbidden as error:
         raise CannotAnswer(f"access denied: {error}") from error
+
+
+def _no_job(reader: Reader, namespace: str, name: str) -> str:
+    """One line: that there is no such job, and what that has to do with the class that its namespace asks for."""
+    found = class_of_namespace(reader, namespace)
+    return f"there is no PerseusJob {name} in namespace {namespace}" + (
+        f": {found['says']} ({found['do']})" if found else ""
+    )
 
 
 def missing_frontier_reason(status: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ server's own message.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ _TIMEOUT_S: Final = 15.0
 _ATTEMPTS: Final = 5
 _PAGE: Final = 500
 _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
+_NAMESPACES: Final = "/api/v1/namespaces"
 _MERGE: Final = "application/merge-patch+json"
 
 
@@ -99,6 +100,37 @@ class KubeReader:
         found = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
         return ConfigMap.from_json(found)
 
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Read the labels of a namespace.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeError: the API server did not answer.
+        """
+        return _labels(_request(lambda: self._get(f"{_NAMESPACES}/{{name}}", {"name": name})))
+
+    def namespaces(self, label: str) -> Mapping[str, Mapping[str, str]]:
+        """Read the labels, by name, of all namespaces that carry a label.
+
+        Raises:
+            KubeForbidden: the user may not list namespaces.
+            KubeError: the API server did not answer.
+        """
+        items = _request(lambda: self._get(_NAMESPACES, {}, labelSelector=label))["items"]
+        return {item["metadata"]["name"]: _labels(item) for item in items}
+
+    def energy_class(self, name: str) -> Json:
+        """Read an EnergyClass.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeForbidden: the user may not read it: it belongs to the cluster.
+            KubeError: the API server did not answer.
+        """
+        which = keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL, name
+        found: Json = _request(lambda: self._custom.get_cluster_custom_object(*which, **_PATIENCE))
+        return found
+
     def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
         """Read a PerseusProfile or a PerseusFrontier.
 
@@ -144,10 +176,12 @@ class KubeReader:
                 return wanted
         raise AssertionError("the last attempt returns or raises")
 
-    def _get(self, path: str, names: dict[str, str]) -> Json:
+    def _get(self, path: str, names: dict[str, str], **query: str) -> Json:
         """Read the object at a path as JSON: importing the client's CoreV1Api would take half a second."""
-        headers = {"Accept": "application/json"}
-        request = self._api.param_serialize("GET", path, names, header_params=headers, auth_settings=["BearerToken"])
+        headers, asked = {"Accept": "application/json"}, list(query.items())
+        request = self._api.param_serialize(
+            "GET", path, names, asked, header_params=headers, auth_settings=["BearerToken"]
+        )
         answer = self._api.call_api(*request, **_PATIENCE)
         answer.read()
         found: Json = self._api.response_deserialize(answer, {"200": "object"}).data
@@ -160,6 +194,10 @@ class KubeReader:
 
 
 _PATIENCE: Final = {"_request_timeout": _TIMEOUT_S}
+
+
+def _labels(item: Json) -> Mapping[str, str]:
+    return item["metadata"].get("labels") or {}
 
 
 def _resource(namespace: str, name: str) -> tuple[str, str, str, str, str]:

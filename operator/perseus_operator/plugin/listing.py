@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType, Reason
@@ -12,19 +12,20 @@ from perseus_proto.units import mean_power_w
 _PREDICTED: Final = ("energySaved", "energySavedLow", "energySavedHigh", "restsOn")
 
 
-def listing(jobs: Iterable[Json]) -> Json:
+def listing(jobs: Iterable[Json], classes: Sequence[Json] = ()) -> Json:
     """List PerseusJobs as the API server returns them.
 
     Args:
         jobs: with metadata, spec and status.
+        classes: what is to be said of namespaces that ask for an EnergyClass.
 
     Returns:
         ``jobs`` by namespace and name; ``savedWatts``: of all jobs that run and whose savings are measured, and
-        ``measured``: how many these are. Of a job without measured savings the predicted ones.
+        ``measured``: how many these are; ``classes``. Of a job without measured savings the predicted ones.
     """
     lines = sorted((_line(job) for job in jobs), key=lambda line: (line["namespace"], line["name"]))
     saved = [line["savedWatts"] for line in lines if "savedWatts" in line]
-    return {"jobs": lines, "savedWatts": sum(saved), "measured": len(saved)}
+    return {"jobs": lines, "savedWatts": sum(saved), "measured": len(saved), "classes": list(classes)}
 
 
 def _line(job: Json) -> Json:

@@ -157,8 +157,9 @@ def diagnosis_text(document: Json, terminal: Terminal) -> str:
 
 def listing_text(document: Json, where: str) -> str:
     """Format all jobs as a table; ``where``: the place that was searched."""
+    notes = [line for found in document["classes"] for line in (found["says"], f"    do: {found['do']}")]
     if not document["jobs"]:
-        return f"there is no PerseusJob in {where}"
+        return "\n".join([f"there is no PerseusJob in {where}", *notes])
     head = ["NAMESPACE", "NAME", "MODE", "OBJECTIVE", "SAVED", "SLOWER BY", "SAVES WATTS", "PREDICTED", "STATE"]
     rows = [
         [
@@ -171,7 +172,8 @@ def listing_text(document: Json, where: str) -> str:
         for job in document["jobs"]
     ]
     total = f"{document['savedWatts']:,} W are saved by the {counted(document['measured'], 'job')} measured so far."
-    return "\n".join([*_table(head, rows), *(["", total] if document["measured"] else [])])
+    lines = [*_table(head, rows), *(["", total] if document["measured"] else [])]
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
 def _predicted(job: Json) -> str:

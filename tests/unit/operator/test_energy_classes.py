@@ -28,7 +28,8 @@ class Api:
         self.namespaces: dict[str, Mapping[str, str]] = {"team-a": {"tier": "batch"}}
         self.jobs: dict[tuple[str, str], tuple[str, Json, Owner]] = {}
         self.attempts = 0
-        self.warnings: list[str] = []
+        self.warnings: list[tuple[str, str, str]] = []
+        """Kind and name of what each is about, and what it says."""
         self.statuses: list[Json] = []
         self.error: KubeError | None = None
 
@@ -52,9 +53,9 @@ class Api:
             raise KubeConflict(name)
         self.jobs[namespace, name] = energy_class, spec, owner
 
-    async def warn_pod(self, pod: Pod, *, reason: str, message: str) -> None:
-        assert reason == "EnergyClassNotApplied"
-        self.warnings.append(message)
+    async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
+        assert (namespace, reason) == ("team-a", "EnergyClassNotApplied")
+        self.warnings.append((about.kind, about.name, message))
 
 
 class Site:
@@ -164,22 +165,22 @@ async def test_a_fixed_clock_needs_no_profile(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "pod", "message"),
     [
-        (None, {}, "EnergyClass frugal does not exist"),
+        (None, {}, "it asks for EnergyClass frugal, which does not exist."),
         (
             {"mode": "Force"},
             {},
-            "EnergyClass frugal is invalid: spec.mode: must be one of Enforce, Canary, Recommend,",
+            "it asks for EnergyClass frugal, which is invalid: spec.mode: must be one of Enforce, Canary, Recommend,",
         ),
         (
             {"namespaceSelector": {"matchLabels": {"tier": "gold"}}},
             {},
-            "EnergyClass frugal is not for namespace team-a: see its namespaceSelector",
+            "it asks for EnergyClass frugal, which is not for namespace team-a: see its namespaceSelector.",
         ),
-        (SPEC, {"profile": "No Name"}, "annotation perseus.energy/profile must be the name of a PerseusProfile"),
+        (SPEC, {"profile": "No Name"}, "its annotation perseus.energy/profile must be the name of a PerseusProfile"),
     ],
     ids=["absent", "invalid", "not for the namespace", "profile"],
 )
-async def test_why_a_class_is_not_applied_is_said_once_on_the_pod(
+async def test_why_a_class_is_not_applied_is_said_once_on_the_pod_and_on_its_workload(
     site: Site, spec: Any, pod: dict[str, Any], message: str
 ) -> None:
     if spec is not None:
@@ -188,8 +189,8 @@ async def test_why_a_class_is_not_applied_is_said_once_on_the_pod(
     for _ in range(3):
         await site.tick()
     assert not site.api.jobs
-    (said,) = site.api.warnings
-    assert said.startswith(f"The pod trains at default clocks: {message}")
+    assert [(kind, name) for kind, name, _ in site.api.warnings] == [("Pod", "t-0"), ("Job", "train")]
+    assert all(said.startswith(f"The pod trains at default clocks: {message}") for *_, said in site.api.warnings)
     site.define(SPEC)
     site.pods.clear()
     site.run()

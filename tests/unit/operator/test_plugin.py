@@ -79,6 +79,10 @@ class Stored:
         self.objects = {("perseusfrontiers", "gpt3"): kept}
         self.rivals = 0
         """Edits by others, still to come."""
+        self.labels: dict[str, dict[str, str]] = {"team": {}, "other": {}}
+        """Of each namespace."""
+        self.classes: dict[str, Json] = {}
+        """Specs of the EnergyClasses."""
 
     def job(self, namespace: str, name: str) -> Json:
         if (namespace, name) != ("team", "gpt3"):
@@ -87,6 +91,17 @@ class Stored:
 
     def jobs(self, namespace: str | None) -> list[Json]:
         return [self.body] if namespace in (None, "team") else []
+
+    def namespace_labels(self, name: str) -> dict[str, str]:
+        return self.labels[name]
+
+    def namespaces(self, label: str) -> dict[str, dict[str, str]]:
+        return {name: labels for name, labels in self.labels.items() if label in labels}
+
+    def energy_class(self, name: str) -> Json:
+        if name not in self.classes:
+            raise KubeNotFound(f'energyclasses.perseus.energy "{name}" not found')
+        return {"metadata": {"name": name}, "spec": self.classes[name]}
 
     def config_map(self, namespace: str, name: str) -> ConfigMap:
         if name not in self.maps:
@@ -392,6 +407,66 @@ def test_the_list_adds_up_what_is_measured(stored: Stored) -> None:
     assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
 
 
+ASKS = "namespace other asks for EnergyClass default, which does not exist"
+
+
+def test_a_namespace_whose_class_does_not_exist_learns_it_where_it_looks(stored: Stored) -> None:
+    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
+    first, says, do = command("list", "-n", "other")[1].splitlines()
+    assert first == "there is no PerseusJob in namespace other"
+    assert says == ASKS
+    assert "webhook.enabled" in do
+    code, _, err = command("doctor", "train", "-n", "other")
+    assert code == cli.REFUSED
+    assert err.startswith(f"kubectl perseus: there is no PerseusJob train in namespace other: {ASKS}")
+    everywhere = command("list", "-A")[1]
+    assert "gpt3" in everywhere
+    assert ASKS in everywhere
+    assert json.loads(command("list", "-A", "-o", "json")[1])["classes"][0]["applied"] is False
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"mode": "Force"}, "which is invalid: spec.mode: must be one of"),
+        ({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}, "which is not for namespace other: see its"),
+    ],
+    ids=["invalid", "not for the namespace"],
+)
+def test_the_list_says_why_a_class_is_not_applied_in_the_words_of_the_event(
+    stored: Stored, spec: Json, said: str
+) -> None:
+    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
+    stored.classes["default"] = spec
+    assert f"asks for EnergyClass default, {said}" in command("list", "-n", "other")[1]
+    assert f"asks for EnergyClass default, {said}" in command("list", "-A")[1]
+
+
+def test_of_a_class_that_is_applied_only_a_namespace_without_jobs_hears(stored: Stored) -> None:
+    stored.classes["default"] = {}
+    stored.labels |= {"other": {keys.LABEL_CLASS: "default"}, "team": {keys.LABEL_CLASS: "default"}}
+    assert "a PerseusJob is made when pods of a training workload run" in command("list", "-n", "other")[1]
+    for arguments in (("list",), ("list", "-A")):
+        assert "EnergyClass" not in command(*arguments)[1]
+    stored.labels["other"] = {keys.LABEL_CLASS: "none"}
+    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
+
+
+def test_who_may_read_neither_namespaces_nor_classes_is_answered_all_the_same(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> Any:
+        raise KubeForbidden('User "eve" cannot get')
+
+    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
+    monkeypatch.setattr(stored, "energy_class", refuse)
+    assert "asks for EnergyClass default, which you may not read" in command("list", "-n", "other")[1]
+    monkeypatch.setattr(stored, "namespace_labels", refuse)
+    monkeypatch.setattr(stored, "namespaces", refuse)
+    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
+    assert command("list", "-A")[0] == 0
+
+
 def test_without_a_command_the_commands_are_listed(stored: Stored, capsys: Any) -> None:
     with pytest.raises(SystemExit) as left:
         command()
@@ -539,18 +614,25 @@ def test_it_starts_without_what_only_the_operator_needs() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) -> None:
+def test_it_reads_objects_without_the_models_of_every_kind(tmp_path: Path) -> None:
     kept = {
         "metadata": {"name": "profile", "uid": "u"},
         "data": {"a": "b"},
         "binaryData": {"c": "AAE="},
     }
+    team = {"metadata": {"name": "team", "labels": {keys.LABEL_CLASS: "frugal"}}}
+    answers = {
+        "/api/v1/namespaces/team/configmaps/profile": kept,
+        "/api/v1/namespaces/team": team,
+        "/api/v1/namespaces?labelSelector=perseus.energy/class": {"items": [team]},
+        "/apis/perseus.energy/v1alpha1/energyclasses/frugal": {"spec": {}},
+    }
 
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            there = self.path == "/api/v1/namespaces/team/configmaps/profile"
-            answer = json.dumps(kept if there else {"message": f"no {self.path}"}).encode()
-            self.send_response(200 if there else 404)
+            found = answers.get(self.path)
+            answer = json.dumps(found or {"message": f"no {self.path}"}).encode()
+            self.send_response(200 if found else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -569,6 +651,8 @@ try:
     cluster.config_map("team", "another")
 except KubeNotFound as error:
     print(error)
+print(cluster.namespace_labels("team"), cluster.namespaces("perseus.energy/class"))
+print(cluster.energy_class("frugal"))
 print("kubernetes.client.models.v1_pod" in sys.modules)
 """
     with HTTPServer(("127.0.0.1", 0), Api) as server:
@@ -591,5 +675,7 @@ print("kubernetes.client.models.v1_pod" in sys.modules)
     assert found.stdout.splitlines() == [
         str(ConfigMap("profile", {"a": "b"}, {"c": b"\0\1"}, "u")),
         "no /api/v1/namespaces/team/configmaps/another",
+        "{'perseus.energy/class': 'frugal'} {'team': {'perseus.energy/class': 'frugal'}}",
+        "{'spec': {}}",
         "False",
     ]

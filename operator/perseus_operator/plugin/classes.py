@@ -1,0 +1,97 @@
+"""What a namespace that asks for an EnergyClass must know: why no PerseusJob is made in it, or of which pods one is.
+
+Until a class is applied there is no PerseusJob whose conditions could say it, so the plugin reads both objects itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from perseus_operator.api.energy_class import ClassSpec, parse_class, refusal
+from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
+from perseus_operator.objects import Json
+from perseus_proto import keys
+
+_CHART: Final = "the chart makes `default` unless webhook.enabled or energyClass.enabled is false"
+_MAKE_IT: Final = f"kubectl get energyclasses lists those that exist; {_CHART}"
+_MEND_IT: Final = "kubectl describe energyclass says more; an administrator may change it"
+_NEW_PODS: Final = (
+    "create the pods anew if they are older than the label. The chart's webhook (webhook.enabled) sees pods as they are"
+    " created: those of a training workload that ask for a GPU"
+)
+
+
+class ClassReader(Protocol):
+    """Reads namespaces and EnergyClasses from the API server."""
+
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Raises KubeNotFound."""
+        ...
+
+    def namespaces(self, label: str) -> Mapping[str, Mapping[str, str]]:
+        """Labels, by name, of the namespaces that carry a label."""
+        ...
+
+    def energy_class(self, name: str) -> Json:
+        """Raises KubeNotFound."""
+        ...
+
+
+def class_of_namespace(reader: ClassReader, namespace: str) -> Json | None:
+    """Say what becomes of the class that a namespace asks for.
+
+    Args:
+        reader: of the API server.
+        namespace: whose label counts.
+
+    Returns:
+        ``namespace``, ``class``, ``applied``, ``says``, one clause, and ``do``; None: it asks for none, or its labels
+        may not be read.
+    """
+    try:
+        labels = reader.namespace_labels(namespace)
+    except KubeError:
+        return None
+    return _answer(reader, namespace, labels)
+
+
+def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
+    """All namespaces whose class is not applied, as ``class_of_namespace``; none: they may not be listed."""
+    try:
+        found = reader.namespaces(keys.LABEL_CLASS)
+    except KubeError:
+        return
+    for namespace, labels in sorted(found.items()):
+        answer = _answer(reader, namespace, labels)
+        if answer is not None and not answer["applied"]:
+            yield answer
+
+
+def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> Json | None:
+    name = labels.get(keys.LABEL_CLASS, "")
+    if name in ("", keys.NO_CLASS):
+        return None
+    applied, do = False, _MEND_IT
+    try:
+        found = _class(reader, name)
+    except KubeForbidden:
+        says, do = f"asks for EnergyClass {name}, which you may not read", "ask an administrator whether it exists"
+        applied = True  # for all that is known
+    else:
+        says = refusal(name, found, namespace, labels)
+        do = _MAKE_IT if found is None else do
+        if not says:
+            applied, do = True, _NEW_PODS
+            says = f"asks for EnergyClass {name}: a PerseusJob is made when pods of a training workload run"
+    says = f"namespace {namespace} {says}"
+    return {"namespace": namespace, "class": name, "applied": applied, "says": says, "do": do}
+
+
+def _class(reader: ClassReader, name: str) -> ClassSpec | InvalidSpec | None:
+    try:
+        return parse_class(reader.energy_class(name).get("spec"))
+    except InvalidSpec as error:
+        return error
+    except KubeNotFound:
+        return None
