@@ -116,6 +116,7 @@ class Reason(StrEnum):
     PLAN_RETRIED = "PlanRetried"
     PLAN_CHANGED = "PlanChanged"
     BASELINE_MEASURED = "BaselineMeasured"
+    BASELINE_DISCARDED = "BaselineDiscarded"
     CLOCKS_RELEASED = "ClocksReleased"
 
 

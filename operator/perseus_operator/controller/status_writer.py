@@ -21,7 +21,13 @@ from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import JobEvent, baseline_event, condition_events, plan_event
+from perseus_operator.reporting.events import (
+    JobEvent,
+    baseline_event,
+    condition_events,
+    discarded_event,
+    plan_event,
+)
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -179,7 +185,8 @@ class StatusWriter:
         self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
     ) -> None:
         kube, ref = self._services.kube, self._ref
-        events = [*condition_events(self.stored, conditions), *self._pending]
+        discarded = discarded_event(self.stored, wanted, state)
+        events = [*discarded, *condition_events(self.stored, conditions), *self._pending]
         self._written_at_s, self._turn_s = self._services.monotonic_s(), None
         self._failures += 1
         try:

@@ -31,13 +31,15 @@ def next_comparison_action(
     """
     progress, history = state.comparisons, state.history
     settings = spec.comparison
+    # A plan in force without one: the job has another shape than when it was measured, or its status was lost.
+    lacks_baseline = state.baseline is None and spec.baseline_iterations > 0
     may = bool(
         wanted
         and not disturbed
         and history is not None
         and hold is Hold.NOTHING
         and spec.mode.sets_clocks
-        and settings.every_iterations
+        and (settings.every_iterations or lacks_baseline)
         and state.share is None  # at default clocks the job would draw more than it
     )
     if not may or history is None:
@@ -49,13 +51,14 @@ def next_comparison_action(
         return None
     if not progress.running:
         planned = _measured(history, wanted, since=begin, at_least=settings.iterations)
-        due = furthest >= progress.last + settings.every_iterations
-        return BeginComparison(planned) if due and planned is not None and planned.energy_mj else None
+        due = lacks_baseline or furthest >= progress.last + settings.every_iterations
+        comparable = planned is not None and (planned.energy_mj or lacks_baseline)
+        return BeginComparison(planned) if due and planned is not None and comparable else None
     # The first iteration after a change may still contain some of it.
     if progress.without is None:
         nowhere = dict.fromkeys(wanted)
         without = _measured(history, nowhere, since=begin + 1, at_least=settings.iterations)
-        return None if without is None else ResumePlan(without)
+        return None if without is None or lacks_baseline else ResumePlan(without)
     after = _measured(history, wanted, since=begin + 1, at_least=settings.iterations)
     return None if after is None else EndComparison(after)
 

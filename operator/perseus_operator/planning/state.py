@@ -134,7 +134,7 @@ class JobState:
         elif self.history is None or (self.history.pipelines, self.history.ranks_per_pipeline) != shape:
             self._restart_history(*shape)
             if self.spec is not None:
-                self.baseline = None
+                self.baseline, self.comparisons = None, Comparisons()
         if self.spec is not None and (spec.objective, spec.mode) != (self.spec.objective, self.spec.mode):
             self.comparisons.discarded()
             self.canary = Canary()

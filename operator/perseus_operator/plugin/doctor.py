@@ -11,8 +11,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.job import parse_spec
 from perseus_operator.api.objective import ObjectiveType
+from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import Json
+from perseus_operator.reporting.unmeasured import why_unmeasured
 
 
 class Finding(StrEnum):
@@ -119,7 +122,7 @@ def examine(job: Json) -> Json:
     steps = list(_steps(status, name, planned=planned))
     return {
         "job": f"{metadata['namespace']}/{name}",
-        "verdict": _verdict(metadata, status, steps),
+        "verdict": _verdict(job, steps),
         "steps": steps,
         **({"saves": status["savings"]} if "savings" in status else {}),
     }
@@ -166,7 +169,8 @@ def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) 
     return Finding.WAITING if waits else Finding.FAULT
 
 
-def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list[Json]) -> str:
+def _verdict(job: Json, steps: list[Json]) -> str:
+    metadata, status = job["metadata"], job.get("status") or {}
     if not status.get("conditions"):
         return "No operator has reported on it yet: check that one runs and serves this namespace."
     if status.get("observedGeneration", 0) < metadata.get("generation", 0):
@@ -182,6 +186,14 @@ def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list
         return f"{what}: {first.get('reason', 'not reported yet')}."
     if savings is None:
         at_clock = "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
-        return at_clock if len(steps) < len(STEPS) else "A plan is in force; savings are not measured yet."
+        unmeasured = "A plan is in force; what it saves is not measured yet."
+        return at_clock if len(steps) < len(STEPS) else f"{unmeasured} {_why_unmeasured(job)}".strip()
     sure = f" ({savings['energyLow']} to {savings['energyHigh']} with 95% confidence)" if "energyLow" in savings else ""
     return f"It saves {savings['energy']} of the energy{sure} and is slower by {savings['slowdown']}, as measured."
+
+
+def _why_unmeasured(job: Json) -> str:
+    try:
+        return why_unmeasured(parse_spec(job["spec"]), job["status"])
+    except InvalidSpec:  # an older CRD let it through
+        return ""

@@ -17,6 +17,7 @@ from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.status import essence, planned_slowdown
+from perseus_operator.reporting.unmeasured import why_unmeasured
 
 WARNINGS: Final = frozenset(
     {
@@ -119,6 +120,28 @@ def baseline_event(baseline: Measured) -> JobEvent:
         Reason.BASELINE_MEASURED,
         f"At default clocks an iteration takes {seconds(baseline.time_us)}{energy} (median of {baseline.iterations}).",
     )
+
+
+def discarded_event(stored: Mapping[str, Any], wanted: Mapping[str, Any], state: JobState) -> list[JobEvent]:
+    """Build the event that a baseline does not count any more; none: it counts, or there was none.
+
+    Args:
+        stored: the status as it is stored.
+        wanted: the status that replaces it.
+        state: of the job.
+    """
+    spec = state.spec
+    if spec is None or state.baseline is not None or "baseline" not in stored:
+        return []
+    shape = spec.pipeline
+    return [
+        JobEvent(
+            Reason.BASELINE_DISCARDED,
+            f"The job has another shape, {shape.data_parallel} (dp) × {shape.stages} (stages) ×"
+            f" {shape.tensor_parallel} (tp): what was measured at default clocks does not count any more."
+            f" {why_unmeasured(spec, wanted)}",
+        )
+    ]
 
 
 def plan_event(state: JobState, decision: Decision) -> JobEvent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -53,6 +54,7 @@ class Run:
             self.iteration += 1
             for _ in range(4):
                 self.job.act()
+                self.job.state.baseline_measured()
 
     def train_until(self, done: Callable[[], bool]) -> None:
         for _ in range(10 * EVERY):
@@ -241,6 +243,62 @@ def test_another_objective_begins_anew_and_so_do_new_processes(make_job: Any) ->
     }
     run.job.state.spec_accepted(parse_spec(raw))
     assert run.pairs == ()
+
+
+def reshaped(make_job: Any, **changes: Any) -> Run:
+    """A job with a baseline and a plan whose number of pipelines is edited to three and back while it trains."""
+    run = Run(make_job, steady, baselineIterations=3, **changes)
+    run.train_until(lambda: run.job.state.baseline is not None and run.planned[-1])
+    stated = run.job.state.stated_spec
+    for pipelines in (3, 2):
+        run.job.state.spec_accepted(replace(stated, pipeline=replace(stated.pipeline, data_parallel=pipelines)))
+        run.job.settle()
+    assert run.job.state.baseline is None, "of another shape"
+    return run
+
+
+@pytest.mark.parametrize("every", [EVERY, 0, 100_000])
+def test_the_baseline_of_another_shape_is_measured_again_at_once(make_job: Any, every: int) -> None:
+    run = reshaped(make_job, comparison={**SETTINGS, "everyIterations": every})
+    first = len(run.planned)
+    run.train(6 * (ITERATIONS + 1))
+    assert run.job.state.baseline is not None
+    assert run.job.state.baseline.energy_mj == 4 * 100_000
+    assert ITERATIONS <= run.planned[first:].count(False) <= ITERATIONS + 2
+    assert run.planned[-1], "and the plan is in force again"
+    shown = status.figures(run.job.state, run.job.decide()).savings
+    assert shown is not None
+    assert shown.energy == "20.00%"
+    assert shown.against == ("Comparisons" if every else "Baseline")
+
+
+def test_a_job_without_energy_counters_gets_its_baseline_again_too(make_job: Any) -> None:
+    run = reshaped(make_job)
+    for number in range(6 * (ITERATIONS + 1)):
+        run.job.train(run.iteration + number, energy_mj=None)
+        run.job.act()
+        run.job.state.baseline_measured()
+        run.job.act()
+    assert run.job.state.baseline is not None
+    assert run.job.state.baseline.energy_mj is None
+
+
+def test_no_budget_is_exceeded_to_measure_the_baseline_again(make_job: Any) -> None:
+    run = reshaped(make_job)
+    run.job.state.share_granted(Share("hall", 10_000.0))
+    first = len(run.planned)
+    run.train(EVERY)
+    assert run.job.state.baseline is None
+    assert all(run.planned[first:])
+
+
+def test_what_was_compared_in_another_shape_says_nothing_of_this_one(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train_until(lambda: len(run.pairs) == 2)
+    stated = run.job.state.stated_spec
+    run.job.state.spec_accepted(replace(stated, pipeline=replace(stated.pipeline, data_parallel=3)))
+    assert run.pairs == ()
+    assert run.job.state.without_plan is None
 
 
 def test_only_the_latest_pairs_count() -> None:

@@ -344,6 +344,31 @@ def test_a_healthy_job_has_good_steps_alone_and_its_savings(stored: Stored) -> N
     assert "not measured yet" in diagnosed(stored)["verdict"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "changed", "said"),
+    [
+        ({}, {"baseline": None}, "No iteration of this shape is measured at default clocks: once some have run"),
+        ({}, {"baseline": None, "powerBudget": {"name": "hall-b", "watts": 300}}, "PowerBudget hall-b selects the job"),
+        ({"baselineIterations": 0}, {"baseline": None}, "compared with default clocks at iteration 400"),
+        (
+            {"baselineIterations": 0, "comparison": {"everyIterations": 0}},
+            {"baseline": None},
+            "spec.baselineIterations and spec.comparison.everyIterations are 0",
+        ),
+        ({}, {"measured": None}, "Iterations under the plan are being measured."),
+        ({}, {"measured": {"iterationTimeMicroseconds": 600_000}}, "some GPU has no energy counter"),
+    ],
+)
+def test_the_doctor_knows_why_savings_are_not_measured(stored: Stored, spec: Json, changed: Json, said: str) -> None:
+    status = stored.body["status"]
+    del status["savings"]
+    stored.body["spec"] = SPEC | spec
+    stored.body["status"] = {name: value for name, value in (status | changed).items() if value is not None}
+    verdict = diagnosed(stored)["verdict"]
+    assert verdict.startswith("A plan is in force; what it saves is not measured yet. ")
+    assert said in verdict
+
+
 def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
     found = diagnosed(
         stored,
@@ -378,7 +403,14 @@ def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
         *("DeadlineOutOfReach", "StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
         *("Running", "NotSuspended", "NotFinished", "ClockInForce"),
     }
-    events = {"StragglerRecovered", "PlanRetried", "PlanChanged", "BaselineMeasured", "ClocksReleased"}
+    events = {
+        "StragglerRecovered",
+        "PlanRetried",
+        "PlanChanged",
+        "BaselineMeasured",
+        "BaselineDiscarded",
+        "ClocksReleased",
+    }
     assert {reason.value for reason in ADVICE} == {reason.value for reason in Reason} - fine - events
 
 

@@ -16,6 +16,7 @@ from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.status_writer import NEVER_S
 from perseus_operator.controller.versioned import Versioned, is_newer
 from perseus_operator.planning.aim import Now
+from perseus_operator.planning.iterations import Measured
 from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
@@ -48,6 +49,19 @@ class Watched(Desk):
             if len(self.versions) == before:
                 return
         raise AssertionError("still writing")
+
+
+async def test_a_baseline_of_another_shape_is_discarded_with_one_event() -> None:
+    server = Watched()
+    server.job.state.baseline = Measured(1_000_000, 400_000, 3)
+    await server.settle()
+    assert "BaselineDiscarded" not in server.posted
+    for pipelines in (3, 2):
+        shape = {"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": pipelines}
+        server.job.state.spec_accepted(spec_of(pipeline=shape, baselineIterations=3))
+        await server.settle()
+        await server.settle()
+    assert server.posted.count("BaselineDiscarded") == 1
 
 
 MOVES = st.lists(st.sampled_from(["edit", "reconcile", "lost", "bring", "skip", "stale", "more", "strip"]), max_size=14)
