@@ -59,3 +59,8 @@ def counted(number: int, noun: str) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def slowed_by(budget: str, slowdown: str) -> str:
+    """Name the PowerBudget that slows a job, and by how much: ``slowed by PowerBudget hall-b by 52.07%``."""
+    return f"slowed by PowerBudget {budget} by {slowdown}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE
 from perseus_operator.api.schema import integer, listing, nested, text
 
 MAX_SPEEDS: Final = 32
@@ -53,6 +54,14 @@ class ShareStatus:
     name: str = text("The PowerBudget.", rule="a name", max_length=253)
     watts: int | None = integer(
         "Mean power of all GPUs of the job; absent: not granted yet.", minimum=0, maximum=10**9, required=False
+    )
+    slowdown: str | None = text(
+        "By how much the plan in force takes longer than the one that the objective asks for, because the share grants"
+        " no more; absent: the share does not limit the job.",
+        rule=PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        required=False,
     )
     draw: DrawStatus | None = nested(
         "What the job draws; present if another replica of the operator shares the budget.", DrawStatus, required=False

@@ -42,6 +42,7 @@ class Aim:
 
     Attributes:
         target: as the objective asks, or as a PowerBudget allows; None: there is no frontier yet.
+        of_objective: as the objective alone asks; None: there is no frontier yet.
         limited_by_share: a PowerBudget decides and not the objective.
         hold: what the job is held at, after measured iterations did not keep the bound.
         guard: whether they do, to be remembered.
@@ -51,6 +52,7 @@ class Aim:
     """
 
     target: Target | Infeasible | None
+    of_objective: Target | Infeasible | None
     limited_by_share: bool
     hold: Hold
     guard: Guard
@@ -86,7 +88,7 @@ def aim_of(state: JobState, spec: JobSpec, slowdowns: Mapping[int, float], now: 
     bound, excess = _bound(state, spec, guard, target, limited=limited), None
     if bound is not None and state.history is not None:
         excess = least_excess(scatter_of(state.history.recent), bound, confirm=_confirm(spec))
-    return Aim(target, limited, hold, guard, bound.time_us if bound else None, excess, wake_at_s)
+    return Aim(target, wanted, limited, hold, guard, bound.time_us if bound else None, excess, wake_at_s)
 
 
 def current_target(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None:

@@ -77,6 +77,7 @@ class Decision:
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing.
         sweep_cost: what measuring the profile will cost, or would; None: nothing, or it is not known yet.
         limiting_share: of a PowerBudget, where that and not the objective decides.
+        unlimited_point: what the objective would have without that share; None: there is no such share.
         hardware: what plans are rehearsed under from now on, to be remembered; None: the GPUs are not known yet.
         bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
         least_excess: by what share iterations must exceed it to be distinguished from load; None: not known yet.
@@ -97,6 +98,7 @@ class Decision:
     profiling: Explanation | None = None
     sweep_cost: SweepCost | None = None
     limiting_share: Share | None = None
+    unlimited_point: int | None = None
     hardware: Hardware | None = None
     guard: Guard
     bound_us: float | None = None
@@ -174,6 +176,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     if wanted and not applied and waiting is None:
         waiting = first_node_fault(state) or Explanation(Reason.APPLYING, "The plans are being sent to the agents.")
     target = aim.target if isinstance(aim.target, Target) else None
+    alone = aim.of_objective if aim.limited_by_share and isinstance(aim.of_objective, Target) else None
     return Decision(
         actions=(
             *inputs,
@@ -195,6 +198,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         profiling=profiling.explanation if profiling else None,
         sweep_cost=next_sweep_cost(state, spec),
         limiting_share=state.share if aim.limited_by_share else None,
+        unlimited_point=state.frontier.lookup(alone.time_us) if state.frontier and alone else None,
         hardware=hardware,
         guard=aim.guard,
         bound_us=aim.bound_us,

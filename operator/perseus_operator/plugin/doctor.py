@@ -14,6 +14,7 @@ from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import InvalidSpec
+from perseus_operator.formatting import slowed_by
 from perseus_operator.objects import Json
 from perseus_operator.reporting.unmeasured import why_unmeasured
 
@@ -22,6 +23,8 @@ class Finding(StrEnum):
     """What a step came to."""
 
     GOOD = "good"
+    NOTE = "note"
+    """Good, but there is something to know about it."""
     WAITING = "waiting"
     FAULT = "fault"
     UNKNOWN = "unknown"
@@ -73,6 +76,8 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.AGENT_REFUSED: "follow the message; often another PerseusJob claims the same pod",
     Reason.GPU_NOT_CONTROLLABLE: "free the GPU of MIG, sharing and other programs that set clocks",
     Reason.FENCED: "find the other operator; one of both must go",
+    Reason.LIMITED_BY_BUDGET: "nothing, or raise the PowerBudget's spec.watts, or the job's priority in it",
+    Reason.DEADLINE_OUT_OF_REACH: "move the deadline: no plan is faster",
     Reason.APPLYING: "wait: less than an iteration",
     Reason.RECOMMEND_ONLY: "set spec.mode: Enforce",
     Reason.OBSERVE_ONLY: "set spec.mode: Canary, once the prediction is worth it",
@@ -142,7 +147,7 @@ def _steps(status: Mapping[str, Any], name: str, *, planned: bool) -> Iterator[J
             if finding is not Finding.GOOD and condition["reason"] in ADVICE:
                 line["do"] = ADVICE[Reason(condition["reason"])].replace("JOB", name)
         yield line
-        blocked = blocked or (finding is not Finding.GOOD and step.condition in _ESSENTIAL)
+        blocked = blocked or (finding not in _AS_IT_SHOULD_BE and step.condition in _ESSENTIAL)
 
 
 _WAITS: Final = frozenset(
@@ -157,6 +162,9 @@ _WAITS: Final = frozenset(
     }
 )
 """Reasons that time alone ends."""
+_NOTED: Final = frozenset({Reason.LIMITED_BY_BUDGET, Reason.DEADLINE_OUT_OF_REACH})
+"""Reasons of a plan in force that is not what the objective asks for."""
+_AS_IT_SHOULD_BE: Final = frozenset({Finding.GOOD, Finding.NOTE})
 
 
 def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) -> Finding:
@@ -164,7 +172,7 @@ def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) 
     if condition is None or (blocked and condition["status"] != step.good):
         return Finding.UNKNOWN
     if condition["status"] == step.good:
-        return Finding.GOOD
+        return Finding.NOTE if condition["reason"] in _NOTED else Finding.GOOD
     waits = condition["status"] == "Unknown" or condition["reason"] in _WAITS
     return Finding.WAITING if waits else Finding.FAULT
 
@@ -180,20 +188,34 @@ def _verdict(job: Json, steps: list[Json]) -> str:
     if finished.get("status") == "True":
         saved = f" It saved {savings['energy']} of the energy of an iteration." if savings else ""
         return f"It has finished.{saved}"
-    first = next((step for step in steps if step["finding"] != Finding.GOOD and step["condition"] in _ESSENTIAL), None)
+    faults = (step for step in steps if step["finding"] not in _AS_IT_SHOULD_BE)
+    first = next((step for step in faults if step["condition"] in _ESSENTIAL), None)
     if first is not None:
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."
+    if savings is None and len(steps) < len(STEPS):
+        return "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
+    return _savings(job) + _slowed(status)
+
+
+def _savings(job: Json) -> str:
+    """What the plan in force saves, or why that is not known."""
+    savings = job["status"].get("savings")
     if savings is None:
-        at_clock = "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
-        unmeasured = "A plan is in force; what it saves is not measured yet."
-        return at_clock if len(steps) < len(STEPS) else f"{unmeasured} {_why_unmeasured(job)}".strip()
+        return f"A plan is in force; what it saves is not measured yet.{_why_unmeasured(job)}"
     sure = f" ({savings['energyLow']} to {savings['energyHigh']} with 95% confidence)" if "energyLow" in savings else ""
     return f"It saves {savings['energy']} of the energy{sure} and is slower by {savings['slowdown']}, as measured."
 
 
 def _why_unmeasured(job: Json) -> str:
+    """A sentence, or nothing."""
     try:
-        return why_unmeasured(parse_spec(job["spec"]), job["status"])
+        return " " + why_unmeasured(parse_spec(job["spec"]), job["status"])
     except InvalidSpec:  # an older CRD let it through
         return ""
+
+
+def _slowed(status: Mapping[str, Any]) -> str:
+    """A sentence about the PowerBudget that slows the job; empty: none does."""
+    share = status.get("powerBudget") or {}
+    return f" It is {slowed_by(share['name'], share['slowdown'])}." if "slowdown" in share else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.formatting import slowed_by
 from perseus_operator.objects import Json
 from perseus_proto.units import mean_power_w
 
@@ -39,6 +40,9 @@ def _line(job: Json) -> Json:
         "state": ready.get("reason", "NotSeen"),
         **status.get("savings", {}),
     }
+    share = status.get("powerBudget") or {}
+    if "slowdown" in share:
+        line["limited"] = slowed_by(share["name"], share["slowdown"])
     if "savings" not in status:
         line |= {name: status["advised"][name] for name in _PREDICTED if name in status.get("advised", {})}
     baseline, measured = _watts(status.get("baseline")), _watts(status.get("measured"))

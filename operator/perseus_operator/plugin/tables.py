@@ -140,8 +140,8 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
 
 def diagnosis_text(document: Json, terminal: Terminal) -> str:
     """Format why a job does not save: one line for each step, what is said of it, and what to do."""
-    signs = ("✓", "…", "✗", "·") if terminal.fancy else ("ok", "..", "!!", "--")
-    sign = dict(zip(("good", "waiting", "fault", "unknown"), signs, strict=True))
+    signs = ("✓", "!", "…", "✗", "·") if terminal.fancy else ("ok", "! ", "..", "!!", "--")
+    sign = dict(zip(("good", "note", "waiting", "fault", "unknown"), signs, strict=True))
     paint = {"good": terminal.green, "fault": terminal.red}
     lines = [*wrap(f"{document['job']}: {document['verdict']}", terminal.width), ""]
     lines[0] = terminal.bold(lines[0])
@@ -167,7 +167,7 @@ def listing_text(document: Json, where: str) -> str:
             *(job.get("energy", ""), job.get("slowdown", "")),
             f"{job['savedWatts']:,}" if "savedWatts" in job else "",
             _predicted(job),
-            job["state"],
+            f"{job['state']}, {job['limited']}" if "limited" in job else job["state"],
         ]
         for job in document["jobs"]
     ]

@@ -19,7 +19,7 @@ from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.readiness import first_node_fault, no_clocks, profile_mismatch
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence
-from perseus_operator.reporting.recommendation import limited, recommendation
+from perseus_operator.reporting.recommendation import limited, recommendation, slowed
 from perseus_operator.reporting.status import in_force
 from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage
 from perseus_proto.units import ratio_from_ppm, s_from_ms
@@ -58,7 +58,7 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
             _bound_kept(decision, spec),
             *_life(state, spec),
         ]
-    return [*conditions, _ready(conditions, spec)]
+    return [*conditions, _ready(conditions, spec, slowed(state, decision))]
 
 
 def _accepted(state: JobState) -> Condition:
@@ -306,7 +306,7 @@ def _life(state: JobState, spec: JobSpec) -> Iterator[Condition]:
         yield Condition(ConditionType.FINISHED, False, Reason.NOT_FINISHED, message)
 
 
-def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
+def _ready(conditions: Iterable[Condition], spec: JobSpec | None, slowed_by_budget: str) -> Condition:
     """Return the first condition that is not as it should be, in the order in which they depend on each other."""
     needed = {
         ConditionType.ACCEPTED,
@@ -327,7 +327,8 @@ def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
     for condition in conditions:
         if condition.type in needed and condition.status is not True:
             return Condition(ConditionType.READY, False, condition.reason, condition.message)
-    message = "The frontier and the recommended plan are known." if recommends else "The plan is in force."
+    in_place = f"The plan is in force, {slowed_by_budget}." if slowed_by_budget else "The plan is in force."
+    message = "The frontier and the recommended plan are known." if recommends else in_place
     if spec is not None and spec.mode is Mode.OBSERVE:
         message = "No clock is written. What the plan would save is predicted."
     if spec is not None and not spec.is_planned:

@@ -16,6 +16,7 @@ from perseus_operator.formatting import joules, percent, seconds
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.state import JobState
+from perseus_operator.reporting.recommendation import slowed
 from perseus_operator.reporting.status import essence, planned_slowdown
 from perseus_operator.reporting.unmeasured import why_unmeasured
 
@@ -151,4 +152,6 @@ def plan_event(state: JobState, decision: Decision) -> JobEvent:
     parts = [f"point {point} ({seconds(times[point])}) on {n} pipelines" for point, n in counts.most_common(4)]
     slower = planned_slowdown(state, decision) - 1
     intent = f"; up to {percent(slower)} slower than T_min on purpose" if slower > 0 else ""
+    if why := slowed(state, decision):
+        intent += f", {why}"
     return JobEvent(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}{intent}.")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.api.power_status import ShareStatus
-from perseus_operator.formatting import joules, percent, seconds
+from perseus_operator.formatting import joules, percent, seconds, slowed_by
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis
-from perseus_operator.planning.planner import Decision
+from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.power_allocation import power_w, replicas_of
 from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.state import JobState
@@ -87,12 +87,33 @@ def sweep_status(cost: SweepCost | None) -> SweepStatus | None:
     )
 
 
-def share_status(state: JobState) -> ShareStatus | None:
+def share_status(state: JobState, decision: Decision) -> ShareStatus | None:
     """Return a job's share of a PowerBudget; None: none is granted yet, and nobody else is to grant it."""
     share, draw = state.share, state.draw
     if share is None or (share.watts is None and draw is None):
         return None
-    return ShareStatus(name=share.budget, watts=None if share.watts is None else int(share.watts), draw=draw)
+    slowdown = budget_slowdown(state, decision)
+    return ShareStatus(
+        name=share.budget,
+        watts=None if share.watts is None else int(share.watts),
+        slowdown=None if slowdown is None else percent(slowdown),
+        draw=draw,
+    )
+
+
+def budget_slowdown(state: JobState, decision: Decision) -> float | None:
+    """Return by what share the plan in force is slower than the objective asks for; None: no PowerBudget slows it."""
+    view, unlimited = state.frontier, decision.unlimited_point
+    if view is None or unlimited is None or not (decision.applied and decision.wanted):
+        return None
+    point = common_point(decision.wanted, decision.slowdowns)
+    return max(0.0, view.expected_us[point] / view.expected_us[unlimited] - 1)
+
+
+def slowed(state: JobState, decision: Decision) -> str:
+    """Say which PowerBudget slows the job, and by how much; empty: none does."""
+    share, slowdown = decision.limiting_share, budget_slowdown(state, decision)
+    return slowed_by(share.budget, percent(slowdown)) if share is not None and slowdown is not None else ""
 
 
 def limited(state: JobState, decision: Decision, point: int) -> str:
@@ -103,7 +124,7 @@ def limited(state: JobState, decision: Decision, point: int) -> str:
     assert state.frontier is not None
     assert state.spec is not None
     drawn_w = power_w(state.frontier, point, replicas_of(state.spec))
-    message = f"PowerBudget {share.budget} grants {share.watts:.0f} W; this plan draws {drawn_w:.0f} W."
+    message = f"The job is {slowed(state, decision)}: {share.watts:.0f} W are granted; this plan draws {drawn_w:.0f} W."
     if share.feasible:
         return message
     return f"{message} The budget is less than its jobs draw at their most frugal plans."

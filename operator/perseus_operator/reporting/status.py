@@ -60,7 +60,7 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     if state.end.finished_at_s is not None:
         measured = state.end.result
     if spec is not None and not spec.is_planned:
-        return StatusFigures(clock=_clock(state, spec), power_budget=recommendation.share_status(state))
+        return StatusFigures(clock=_clock(state, spec), power_budget=recommendation.share_status(state, decision))
     shape = shape_to_status(state.shape)
     if view is None or spec is None:
         return StatusFigures(
@@ -72,7 +72,7 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
             calibration=_calibration(state.calibration.quality),
             hardware=_hardware(state, decision),
             sweep=recommendation.sweep_status(decision.sweep_cost),
-            power_budget=recommendation.share_status(state),
+            power_budget=recommendation.share_status(state, decision),
         )
     predicted, plan = None, None
     if decision.applied:
@@ -114,7 +114,7 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         hardware=_hardware(state, decision),
         advised=recommendation.advised(state, decision),
         sweep=recommendation.sweep_status(decision.sweep_cost),
-        power_budget=recommendation.share_status(state),
+        power_budget=recommendation.share_status(state, decision),
         guard=guard_to_status(decision.guard),
         canary=canary_to_status(state.canary, spec),
         savings=savings(state, measured),
@@ -267,7 +267,7 @@ def essence(status: Mapping[str, Any]) -> Json:
     at_leisure = {"measured", "savings", "comparison", "predicted", "clock", "conditions", "powerBudget"}
     figures = {key: value for key, value in status.items() if key not in at_leisure}
     hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
-    share = dict(status.get("powerBudget", {}))
+    share = {key: value for key, value in status.get("powerBudget", {}).items() if key != "slowdown"}
     share["draw"] = sorted(share.get("draw", {}))  # a draw that is known at last, not one that is a little different
     return {
         **figures,

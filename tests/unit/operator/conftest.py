@@ -226,6 +226,8 @@ class Desk:
         """Every status that was written."""
         self.posted: list[str] = []
         """The reasons of events."""
+        self.said: list[tuple[str, str]] = []
+        """Reasons and messages of the same."""
         self.leases = LeaseConnection(LeaseServer())
         self.answers = True
         """Whether who writes hears of it."""
@@ -280,6 +282,7 @@ class Desk:
 
     async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
         self.posted.append(reason)
+        self.said.append((reason, message))
 
     def lose_shard(self, epoch: int) -> None:
         """Another replica takes the job's shard."""

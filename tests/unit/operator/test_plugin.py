@@ -383,6 +383,19 @@ def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
     assert {found[kind]["finding"] for kind in ("FrontierReady", "PlanApplied")} == {"unknown"}
 
 
+def test_a_budget_that_slows_a_job_is_named_with_what_it_costs(stored: Stored) -> None:
+    stored.body["status"]["powerBudget"] = {"name": "hall-b", "watts": 300, "slowdown": "52.07%"}
+    found = diagnosed(stored, PlanApplied=("True", "LimitedByBudget"))
+    assert found["verdict"].endswith("It is slowed by PowerBudget hall-b by 52.07%.")
+    assert found["PlanApplied"]["finding"] == "note"
+    assert "raise the PowerBudget's spec.watts" in found["PlanApplied"]["do"]
+    assert found["BoundKept"]["finding"] == "good", "nothing waits for it"
+    out = command("doctor", "gpt3")[1]
+    assert [line.split()[0] for line in out.splitlines() if line.endswith("Is a plan in force?")] == ["!"]
+    assert "LimitedByBudget is so." in out
+    assert command("list")[1].splitlines()[1].endswith(", slowed by PowerBudget hall-b by 52.07%")
+
+
 def test_a_step_that_ends_by_itself_is_no_fault(stored: Stored) -> None:
     found = diagnosed(stored, PlanApplied=("False", "MeasuringBaseline"))
     assert found["PlanApplied"]["finding"] == "waiting"
@@ -399,8 +412,8 @@ def test_a_job_that_no_operator_has_seen(stored: Stored) -> None:
 
 def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
     fine = {
-        *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "LimitedByBudget", "NoStraggler"),
-        *("DeadlineOutOfReach", "StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
+        *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "NoStraggler"),
+        *("StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
         *("Running", "NotSuspended", "NotFinished", "ClockInForce"),
     }
     events = {

@@ -18,6 +18,7 @@ from perseus_operator.api.schema import dump
 from perseus_operator.controller import power_budgets as module
 from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
+from perseus_operator.formatting import percent
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
@@ -146,7 +147,13 @@ async def test_two_equal_jobs_share_equally_and_keep_the_budget(site: Site) -> N
     assert site.drawn_w("a") + site.drawn_w("b") <= 1.6 * full_w
     met, reason, message = condition(a, ConditionType.PLAN_APPLIED)
     assert (met, reason) == (True, Reason.LIMITED_BY_BUDGET)
-    assert "PowerBudget hall grants" in message
+    (point,) = site.points("a")
+    slowed = f"slowed by PowerBudget hall by {percent(a.state.frontier.times_us[point] / 1_000_000 - 1)}"
+    assert f"The job is {slowed}: " in message
+    assert condition(a, ConditionType.READY)[2] == f"The plan is in force, {slowed}."
+    shown = status.figures(a.state, a.decide()).power_budget
+    assert shown is not None
+    assert (shown.name, shown.slowdown) == ("hall", percent(a.state.frontier.times_us[point] / 1_000_000 - 1))
     assert f"this plan draws {site.drawn_w('a'):.0f} W" in message
     assert condition(b, ConditionType.BOUND_KEPT)[1] is Reason.BOUND_KEPT
     assert site.kept()["status"] == "True"
@@ -165,7 +172,10 @@ async def test_a_budget_that_is_no_limit_changes_nothing_and_says_so(site: Site)
     assert condition(job, ConditionType.PLAN_APPLIED)[1] is Reason.PLAN_IN_FORCE
     assert site.written["milliGpusPerKilowatt"] == 0
     assert "all have enough" in site.kept()["message"]
-    assert status.figures(job.state, job.decide()).power_budget is not None
+    assert condition(job, ConditionType.READY)[2] == "The plan is in force."
+    shown = status.figures(job.state, job.decide()).power_budget
+    assert shown is not None
+    assert shown.slowdown is None
 
 
 async def test_the_stricter_of_objective_and_budget_counts(site: Site) -> None:

@@ -17,6 +17,7 @@ from perseus_operator.controller.status_writer import NEVER_S
 from perseus_operator.controller.versioned import Versioned, is_newer
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.power_allocation import Share
 from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
@@ -62,6 +63,23 @@ async def test_a_baseline_of_another_shape_is_discarded_with_one_event() -> None
         await server.settle()
         await server.settle()
     assert server.posted.count("BaselineDiscarded") == 1
+
+
+async def test_a_budget_that_slows_a_job_is_one_event_and_ready_says_it_as_long_as_it_does() -> None:
+    server = Watched()
+    await server.settle()
+    ready = lambda: next(c["message"] for c in server.status["conditions"] if c["type"] == "Ready")  # noqa: E731
+    assert ready() == "The plan is in force."
+    server.job.state.share_granted(Share("hall-b", 1_500.0))
+    for _ in range(3):
+        await server.settle()
+    assert ready().startswith("The plan is in force, slowed by PowerBudget hall-b by ")
+    assert server.posted.count("LimitedByBudget") == 1
+    [said] = [message for reason, message in server.said if reason == "PlanChanged" and "PowerBudget" in message]
+    assert said.endswith(f"on purpose, {ready().removeprefix('The plan is in force, ')}")
+    server.job.state.share_granted(None)
+    await server.settle()
+    assert ready() == "The plan is in force."
 
 
 MOVES = st.lists(st.sampled_from(["edit", "reconcile", "lost", "bring", "skip", "stale", "more", "strip"]), max_size=14)
