@@ -284,7 +284,8 @@ def absence(state: JobState) -> Explanation:
         message = "No pod of the job is running."
     else:
         message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
-        if suspended_by := PRESETS[reference.kind].suspended_by:
+        suspended_by = PRESETS[reference.kind].suspended_by
+        if suspended_by and state.failed_pod is None:
             message += f" None runs while {suspended_by} is true."
     if excluded := "; ".join(f"{number} {why}" for why, number in state.excluded_pods.items()):
         message += f" Of the pods that opted in, {excluded}."

@@ -17,6 +17,7 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.formatting import slowed_by
 from perseus_operator.objects import Json
 from perseus_operator.reporting.unmeasured import why_unmeasured
+from perseus_proto import keys
 
 
 class Finding(StrEnum):
@@ -124,7 +125,7 @@ def examine(job: Json) -> Json:
     metadata, status = job["metadata"], job.get("status") or {}
     name = str(metadata["name"])
     planned = (job["spec"].get("objective") or {}).get("type") != ObjectiveType.FIXED_CLOCK
-    steps = list(_steps(status, name, planned=planned))
+    steps = list(_steps(job, planned=planned))
     return {
         "job": f"{metadata['namespace']}/{name}",
         "verdict": _verdict(job, steps),
@@ -133,21 +134,34 @@ def examine(job: Json) -> Json:
     }
 
 
-def _steps(status: Mapping[str, Any], name: str, *, planned: bool) -> Iterator[Json]:
+def _steps(job: Json, *, planned: bool) -> Iterator[Json]:
+    status = job.get("status") or {}
     found = {condition["type"]: condition for condition in status.get("conditions", ())}
+    # Without a shape all that comes before the agents waits for pods: why there are none is said where they belong.
+    absent = (found.get(ConditionType.AGENTS_READY) or {}).get("reason") == Reason.NO_PODS
+    absent = absent and "pipeline" not in job["spec"] and "shape" not in status
     blocked = False
     for step in STEPS:
         if not planned and step.condition not in _WITHOUT_PLAN:
             continue
         condition = found.get(step.condition)
         finding = _finding(condition, step, blocked=blocked)
+        if absent and finding is Finding.WAITING:
+            yield {"condition": step.condition.value, "question": step.question, "finding": Finding.UNKNOWN.value}
+            continue
         line: Json = {"condition": step.condition.value, "question": step.question, "finding": finding.value}
         if condition is not None and finding is not Finding.UNKNOWN:
             line |= {"reason": condition["reason"], "says": condition["message"]}
             if finding is not Finding.GOOD and condition["reason"] in ADVICE:
-                line["do"] = ADVICE[Reason(condition["reason"])].replace("JOB", name)
+                line["do"] = _advice(Reason(condition["reason"]), job["metadata"])
         yield line
         blocked = blocked or (finding not in _AS_IT_SHOULD_BE and step.condition in _ESSENTIAL)
+
+
+def _advice(reason: Reason, metadata: Mapping[str, Any]) -> str:
+    if reason is Reason.NO_PODS and keys.LABEL_CLASS in (metadata.get("labels") or {}):
+        return "if a pod failed, read its log; the PerseusJob of a class follows its workload"
+    return ADVICE[reason].replace("JOB", str(metadata["name"]))
 
 
 _WAITS: Final = frozenset(
@@ -188,8 +202,8 @@ def _verdict(job: Json, steps: list[Json]) -> str:
     if finished.get("status") == "True":
         saved = f" It saved {savings['energy']} of the energy of an iteration." if savings else ""
         return f"It has finished.{saved}"
-    faults = (step for step in steps if step["finding"] not in _AS_IT_SHOULD_BE)
-    first = next((step for step in faults if step["condition"] in _ESSENTIAL), None)
+    open_steps = [s for s in steps if s["condition"] in _ESSENTIAL and s["finding"] not in _AS_IT_SHOULD_BE]
+    first = next((step for step in open_steps if step["finding"] != Finding.UNKNOWN), next(iter(open_steps), None))
     if first is not None:
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."

@@ -18,10 +18,12 @@ from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.readiness import first_node_fault, no_clocks, profile_mismatch
 from perseus_operator.planning.state import JobState
+from perseus_operator.planning.stragglers.declared import outside
 from perseus_operator.planning.workloads import absence
 from perseus_operator.reporting.recommendation import limited, recommendation, slowed
 from perseus_operator.reporting.status import in_force
 from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage
+from perseus_proto import keys
 from perseus_proto.units import ratio_from_ppm, s_from_ms
 
 _HELD_AT: Final = {
@@ -63,10 +65,23 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
 
 def _accepted(state: JobState) -> Condition:
     fault = state.spec_fault or state.declaration_fault
+    if fault is None and (absent := _outside(state)):
+        return Condition(ConditionType.ACCEPTED, False, absent.reason, absent.message)
     if fault is None:
         return Condition(ConditionType.ACCEPTED, True, Reason.ACCEPTED, "The manifest is valid.")
     previous = " The previously accepted spec stays in force." if state.spec is not None else ""
     return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message + previous)
+
+
+def _outside(state: JobState) -> Explanation | None:
+    """Say which declared straggler is a pipeline that the job does not have; None: none is, or its shape is unknown."""
+    if state.spec is None or not state.spec.is_planned or not state.spec.shape_known:
+        return None
+    rule = outside(state.declared_stragglers, state.spec.pipeline.data_parallel)
+    if not rule:
+        return None
+    message = f"annotation {keys.ANNOTATION_STRAGGLER}: {rule}. That entry does not count."
+    return Explanation(Reason.ANNOTATION_INVALID, message)
 
 
 def _profile_ready(state: JobState, decision: Decision) -> Condition:

@@ -15,6 +15,7 @@ from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Acquire, AwaitRenewal, Push, Release, Renew, Select
 from perseus_operator.planning.stragglers.annotation import parse_annotation
+from perseus_operator.reporting.conditions import conditions_of
 from perseus_proto.rank import RankId
 
 
@@ -270,6 +271,18 @@ def test_declared_stragglers(job: Any, annotation: str, wanted: dict[int, int]) 
     job.run()
     job.state.declarations_observed(parse_annotation(annotation), now_s=job.now_s)
     assert job.settle().wanted == wanted
+
+
+def test_a_pipeline_that_the_job_does_not_have_is_no_straggler_and_the_annotation_is_invalid(job: Any) -> None:
+    job.run()
+    job.state.declarations_observed(parse_annotation("9:0:1.2,1:0:1.12"), now_s=job.now_s)
+    made = job.settle()
+    accepted, *_ = conditions_of(job.state, made)
+    assert (accepted.status, accepted.reason) == (False, Reason.ANNOTATION_INVALID)
+    assert "the job has data-parallel ranks 0 to 1, not 9. That entry does not count." in accepted.message
+    assert set(made.slowdowns) == {1}, "the other one counts"
+    job.state.declarations_observed(parse_annotation("1:0:1.12"), now_s=job.now_s)
+    assert conditions_of(job.state, job.settle())[0].status is True
 
 
 def test_a_declared_straggler_waits_for_its_delay(job: Any) -> None:

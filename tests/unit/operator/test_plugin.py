@@ -396,6 +396,23 @@ def test_a_budget_that_slows_a_job_is_named_with_what_it_costs(stored: Stored) -
     assert command("list")[1].splitlines()[1].endswith(", slowed by PowerBudget hall-b by 52.07%")
 
 
+def test_a_failed_pod_of_a_class_is_the_fault_of_no_other_step(stored: Stored) -> None:
+    stored.body["spec"] = {name: value for name, value in SPEC.items() if name != "pipeline"}
+    stored.body["metadata"]["labels"] = {keys.LABEL_CLASS: "default"}
+    found = diagnosed(
+        stored,
+        ProfileReady=("Unknown", "NoPods"),
+        FrontierReady=("Unknown", "WaitingForProfile"),
+        AgentsReady=("False", "NoPods"),
+        PlanApplied=("False", "NoPods"),
+    )
+    assert found["verdict"] == "It does not save: NoPods."
+    findings = {kind: step["finding"] for kind, step in found.items() if kind != "verdict"}
+    assert [kind for kind, finding in findings.items() if finding in ("fault", "waiting")] == ["AgentsReady"]
+    assert found["AgentsReady"]["do"].startswith("if a pod failed, read its log")
+    assert "label the pod template" not in str(found), "it opted in by its class"
+
+
 def test_a_step_that_ends_by_itself_is_no_fault(stored: Stored) -> None:
     found = diagnosed(stored, PlanApplied=("False", "MeasuringBaseline"))
     assert found["PlanApplied"]["finding"] == "waiting"

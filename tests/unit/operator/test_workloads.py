@@ -339,6 +339,7 @@ def test_a_pod_that_failed_is_named_with_how_it_ended() -> None:
         "No pod of the job is running. Of the pods that opted in, 2 failed."
         " Pod w1 failed: Evicted; kubectl logs -n ns w1 may say why."
     )
+    assert "suspend" not in absence(state_of(refer("PyTorchJob"), [older])).message, "the log says why, not that"
     oom = absence(state_of(spec_of(), [older])).message
     assert "Pod w0 failed: container trainer exited with code 137, OOMKilled;" in oom
     assert names(select(spec_of(), [older, pod("a", {})])) == {"a"}

@@ -41,3 +41,10 @@ def declared_slowdowns(
         if 0 <= dp < pipelines and entry.slowdown > 1.0 and now_s >= straggler.from_s:
             slowdowns[dp] = max(entry.slowdown, slowdowns.get(dp, 1.0))
     return slowdowns
+
+
+def outside(stragglers: Iterable[DeclaredStraggler], pipelines: int) -> str:
+    """Say which declared data-parallel rank a job with so many pipelines does not have; empty: it has all of them."""
+    ids = (straggler.declaration.id for straggler in stragglers)
+    absent = next((rank for rank in ids if rank.isdigit() and int(rank) >= pipelines), None)
+    return "" if absent is None else f"the job has data-parallel ranks 0 to {pipelines - 1}, not {absent}"
