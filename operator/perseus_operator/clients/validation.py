@@ -10,6 +10,7 @@ from typing import Final
 
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Rank
+from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.units import mean_power_w
 
 MAX_ITERATION: Final = 2**53
@@ -33,6 +34,7 @@ def is_valid_report(report: Report) -> bool:
     time_us, gpus = report.iteration_time_us, len(report.together) or 1
     return (
         report.iteration < MAX_ITERATION
+        and max(len(report.durations_us), len(report.instruction_energies_mj)) <= MAX_INSTRUCTIONS
         and len(set(report.together)) == len(report.together) <= MAX_TOGETHER
         and 0 < report.compute_span_us <= MAX_TIME_US
         and 0 < time_us <= MAX_TIME_US

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.iterations import Report, forget_oldest
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
 from perseus_proto.rank import RankId
 from perseus_solver.schedules import Schedule
-
-_OPEN_ITERATIONS = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,10 @@ class JobShape:
     def ranks(self) -> int:
         """Number of ranks."""
         return self.pipelines * self.stages * self.tensor_parallel
+
+    def has(self, rank: RankId) -> bool:
+        """Whether the job has this rank: processes may claim any."""
+        return rank.dp < self.pipelines and rank.stage < self.stages and rank.tp < self.tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,10 @@ class ProfileAggregator:
             self.interrupt()
         ranks = self._open.setdefault(report.iteration, {})
         ranks[report.rank_id] = measured
-        for stale in [i for i in self._open if i < report.iteration - _OPEN_ITERATIONS]:
-            del self._open[stale]
+        forget_oldest(self._open, report)
         if len(ranks) < self._shape.ranks:
             return None
-        del self._open[report.iteration]
+        self._open.pop(report.iteration, None)
         self.rejection = ""
         follows, self._last = self._last == report.iteration - 1, report.iteration
         if follows:
@@ -119,6 +120,9 @@ class ProfileAggregator:
     def _rank_iteration(self, report: Report) -> _RankIteration | None:
         """None: unusable, and ``rejection`` says why; or the energy of this iteration alone is not known yet."""
         where = f"dp {report.dp}, stage {report.stage}"
+        if not self._shape.has(report.rank_id):
+            self.rejection = f"{where}, tp {report.tp} is no rank of the job"
+            return None
         expected = len(self._kinds[report.stage]) if report.stage < len(self._kinds) else 0
         if len(report.durations_us) != expected or min(report.durations_us, default=0) <= 0:
             self.rejection = f"{where} does not follow its schedule"

@@ -12,12 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from perseus_operator.planning.evidence import Evidence, combine
 from perseus_proto.rank import RankId
 
-_OPEN_ITERATIONS = 32
+T = TypeVar("T")
+
+_OPEN_ITERATIONS: Final = 32
+"""Iterations that may lack reports at a time: nodes report independently, and iterations may last milliseconds."""
+_OPEN_NUMBERS: Final = 1 << 18
+"""Durations that one rank may have in those: of very long schedules fewer iterations are open, of which none lasts
+milliseconds."""
 WINDOW: Final = 15
 """The latest iterations whose medians are reported."""
 KEPT: Final = 64
@@ -77,6 +83,16 @@ class _PipelineIteration:
     stages_us: tuple[Sequence[int], ...]
     evidence: Evidence | None
     own_time: bool
+
+
+@dataclass
+class _OpenIteration:
+    """One that lacks reports: those of incomplete pipelines (dp) by stage and tensor-parallel rank, and what the
+    complete ones did.
+    """
+
+    reports: dict[int, dict[tuple[int, int], Report]] = field(default_factory=dict)
+    complete: dict[int, _PipelineIteration] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,33 +156,33 @@ class History:
     recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=KEPT))
     unplanned: list[JobIteration] = field(default_factory=list)
     """Iterations at default clocks, without the first of the attempt, which contains compilation and allocation."""
-    _reports: dict[int, dict[int, dict[tuple[int, int], Report]]] = field(default_factory=dict)
-    """Of incomplete iterations: by iteration, pipeline (dp), and stage with tensor-parallel rank."""
-    _complete: dict[int, dict[int, _PipelineIteration]] = field(default_factory=dict)
+    _open: dict[int, _OpenIteration] = field(default_factory=dict)
+    """By iteration, in the order in which they were first reported: ranks may write any number, so the oldest are
+    forgotten by how many came after them, and not by their numbers."""
     _last: dict[int, int] = field(default_factory=dict)
 
     def add(self, report: Report) -> JobIteration | None:
         """Add a report; the job's iteration if the report completes it."""
-        if report.iteration <= self._last.get(report.dp, -1) or report.compute_span_us <= 0:
+        if not 0 <= report.dp < self.pipelines or report.compute_span_us <= 0:
             return None
-        pipelines = self._reports.get(report.iteration)
-        if pipelines is None:  # only then there may be more than are kept
-            self._forget_before(report.iteration - _OPEN_ITERATIONS)
-            pipelines = self._reports[report.iteration] = {}
-        ranks = pipelines.setdefault(report.dp, {})
+        if report.iteration <= self._last.get(report.dp, -1):
+            return None
+        if report.instruction_energies_mj:  # no iteration contains them
+            report = replace(report, instruction_energies_mj=())
+        iteration = self._open.setdefault(report.iteration, _OpenIteration())
+        ranks = iteration.reports.setdefault(report.dp, {})
         for tp in report.together or (report.tp,):
             ranks[report.stage, tp] = report
+        forget_oldest(self._open, report)
         if len(ranks) < self.ranks_per_pipeline:
             return None
-        del pipelines[report.dp]
-        if not pipelines:
-            del self._reports[report.iteration]
+        del iteration.reports[report.dp]
         self._last[report.dp] = report.iteration
-        parts = self._complete.setdefault(report.iteration, {})
-        parts[report.dp] = _combine({id(own): own for own in ranks.values()}.values())
-        if len(parts) == self.pipelines:
-            return self._finish(report.iteration)
-        return None
+        iteration.complete[report.dp] = _combine({id(own): own for own in ranks.values()}.values())
+        if len(iteration.complete) < self.pipelines:
+            return None
+        self._open.pop(report.iteration, None)
+        return self._finish(report.iteration, iteration.complete)
 
     def ran_at_default(self, iteration: JobIteration) -> None:
         """No plan was followed in an iteration, and no lease holds another clock."""
@@ -191,15 +207,17 @@ class History:
         ran = [i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since]
         return summarise(ran[-WINDOW:])
 
-    def _finish(self, iteration: int) -> JobIteration:
-        parts = self._complete.pop(iteration)
+    def _finish(self, iteration: int, parts: Mapping[int, _PipelineIteration]) -> JobIteration:
+        points: Mapping[int, int | None] = {dp: part.point for dp, part in parts.items()}
+        if self.recent and self.recent[-1].points == points:  # a thousand iterations of as many pipelines share them
+            points = self.recent[-1].points
         energies = [part.energy_mj for part in parts.values()]
         job = JobIteration(
             iteration=iteration,
             spans_us={dp: part.span_us for dp, part in parts.items()},
             time_us=max(part.iteration_time_us for part in parts.values()),
             energy_mj=None if None in energies else sum(e for e in energies if e is not None),
-            points={dp: part.point for dp, part in parts.items()},
+            points=points,
             mixed=any(part.mixed for part in parts.values()),
             stages_us={dp: part.stages_us for dp, part in parts.items() if part.stages_us},
             evidence=combine(part.evidence for part in parts.values()),
@@ -207,17 +225,20 @@ class History:
             first=_first(parts),
         )
         # Durations of single instructions and of single pipelines would need too much memory.
-        kept = replace(job, stages_us={}, spans_us={})
-        if self.recent and self.recent[-1].points == kept.points:
-            kept = replace(kept, points=self.recent[-1].points)
-        self.recent.append(kept)
+        self.recent.append(replace(job, stages_us={}, spans_us={}))
         return job
 
-    def _forget_before(self, iteration: int) -> None:
-        for stale in [i for i in self._reports if i < iteration]:
-            del self._reports[stale]
-        for stale in [i for i in self._complete if i < iteration]:
-            del self._complete[stale]
+
+def forget_oldest(open_iterations: dict[int, T], latest: Report) -> None:
+    """Forget the iterations that were first reported before others, where more are open than are kept.
+
+    Args:
+        open_iterations: by number, in the order in which they were first reported.
+        latest: of one of them; the longer its schedule is, the fewer are kept. The youngest always is.
+    """
+    most = max(1, min(_OPEN_ITERATIONS, _OPEN_NUMBERS // max(1, len(latest.durations_us))))
+    while len(open_iterations) > most:
+        del open_iterations[next(iter(open_iterations))]
 
 
 def summarise(iterations: list[JobIteration]) -> Measured | None:
