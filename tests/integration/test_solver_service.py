@@ -342,7 +342,7 @@ async def test_an_unknown_task_is_refused_before_anything_runs(site: Site) -> No
     worker = await site.add()
     message = solver_pb2.WorkRequest(version=site.client._version, task=7)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="INVALID_ARGUMENT: task: 7"):
-        await site.client._ask(next(iter(site.workers)), message)
+        await site.client._ask(next(iter(site.workers)), message.SerializeToString(), 1 << 20)
     assert not worker.begun
 
 

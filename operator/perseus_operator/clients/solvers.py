@@ -21,13 +21,12 @@ import grpc
 import grpc.aio
 
 from perseus_operator.clients.credentials import Credentials
-from perseus_operator.solving.messages import BEGUN_METADATA, MAX_BYTES, request_of, verdict_of
+from perseus_operator.solving.messages import BEGUN_METADATA, MAX_BYTES, InvalidAnswer, request_of, verdict_of
 from perseus_operator.solving.pool import digest_of
 from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.slots import FairSlots
 from perseus_proto.addresses import parse_address
 from perseus_proto.tls import CallerCredentials
-from perseus_proto.v1alpha1 import solver_pb2, solver_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +38,14 @@ _WARN_S: Final = 60.0
 """After which it is said that no worker takes the work, and again after each such time."""
 _MORE_THAN_A_SOLVE_S: Final = 60.0
 """A worker stops a solve itself; one that has not answered so long after that hangs."""
+_WORK: Final = "/perseus.v1alpha1.Solver/Work"
+_ENVELOPE_BYTES: Final = 4096
+"""Of an answer, beside the frontier or calibration."""
 DEATHS: Final = 3
 """Workers that were lost with the same work before it is taken for the cause."""
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
     ("grpc.enable_retries", 0),
 )
@@ -105,16 +106,16 @@ class SolverWorkers:
             self._looking.cancel()
             await asyncio.wait([self._looking])
 
-    async def run(self, task: Task, request: bytes) -> Verdict:
+    async def run(self, task: Task, request: bytes, most_bytes: int = MAX_BYTES) -> Verdict:
         """Have one of the workers do a piece of work, however long none is free."""
-        message, digest = request_of(task, request, self._version), digest_of(task, request)
+        message, digest = await asyncio.to_thread(self._message, task, request)
         lost, since_s = 0, time.monotonic()
         while True:
             why = "none is known"
             for address in sorted(self._workers - self._asked, key=lambda one: _distance(digest, one)):
                 self._asked.add(address)
                 try:
-                    return await self._ask(address, message)
+                    return await self._ask(address, message, most_bytes)
                 except _Busy as error:
                     why = str(error)
                 except _Lost as error:
@@ -132,20 +133,31 @@ class SolverWorkers:
                 logger.warning("no worker of the solver service at %s takes work; the last: %s", self._name, why)
             await asyncio.sleep(random.uniform(*_PAUSE_S))  # noqa: S311  # no secret
 
-    async def _ask(self, address: str, message: solver_pb2.WorkRequest) -> Verdict:
+    def _message(self, task: Task, request: bytes) -> tuple[bytes, bytes]:
+        """What a worker is sent, and the digest of the work."""
+        return request_of(task, request, self._version).SerializeToString(), digest_of(task, request)
+
+    async def _ask(self, address: str, message: bytes, most_bytes: int) -> Verdict:
         self._credentials = self._files.renewed() or self._credentials
         if self._credentials is None:
             raise _Busy("--tls-cert, --tls-key, --solver-ca: the files cannot be read")
-        options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
+        options = (
+            *_OPTIONS,
+            ("grpc.ssl_target_name_override", self._server_name),
+            ("grpc.max_receive_message_length", most_bytes + _ENVELOPE_BYTES),
+        )
         begun = False
         async with grpc.aio.secure_channel(address, self._credentials, options=options) as channel:
             try:
-                call = solver_pb2_grpc.SolverStub(channel).Work(message, timeout=self._timeout_s)
+                # As bytes in both directions: messages of this size are made and read in threads.
+                call = channel.unary_unary(_WORK)(message, timeout=self._timeout_s)
                 begun = BEGUN_METADATA in await call.initial_metadata()
-                return verdict_of(await call)
+                return await asyncio.to_thread(verdict_of, await call)
             except grpc.aio.AioRpcError as error:
                 where = f"{address}: {error.code().name}: {(error.details() or '')[:200]}"
                 raise (_Lost if begun else _Busy)(where) from error
+            except InvalidAnswer as error:
+                raise _Lost(f"{address}: {error}") from error
 
     async def _look(self) -> None:
         reported = ""

@@ -64,8 +64,8 @@ class Calibrator:
         try:
             if record is None:
                 return
-            data = await asyncio.to_thread(record.request(inputs).to_bytes)
-            result = parse_calibration_result(await self._services.solver.calibrate(data, self._state.ref.namespace))
+            answer = await self._services.solver.calibrate(record.request(inputs), self._state.ref.namespace)
+            result = await asyncio.to_thread(parse_calibration_result, answer)
         except (InvalidProfile, SolveFailed) as error:
             progress.failed(Explanation(Reason.CALIBRATION_FAILED, str(error)))
         else:

@@ -48,7 +48,7 @@ async def serve(settings: SolverSettings) -> None:
     memory_mib = worker_memory_mib(settings.solve_memory_mib, processes=1, limit_mib=container_limit_mib())
     metrics = SolverMetrics()
     service = SolverService(
-        partial(run_worker, timeout_s=settings.solve_timeout_s, memory_mib=memory_mib),
+        partial(run_worker, timeout_s=settings.solve_timeout_s, memory_mib=memory_mib, most_bytes=MAX_BYTES),
         metrics,
         version=version("perseus-k8s"),
         allowed_sans=settings.allowed_sans,

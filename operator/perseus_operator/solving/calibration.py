@@ -24,9 +24,9 @@ from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
 from perseus_proto.units import s_from_us
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
-from perseus_solver.calibration.estimate import replay_s
+from perseus_solver.calibration.estimate import replay_s, verified
 from perseus_solver.calibration.recorder import MOST_ITERATIONS
-from perseus_solver.errors import InvalidTrace, SolverError
+from perseus_solver.errors import InvalidCalibration, InvalidTrace, SolverError
 from perseus_solver.kinds import Floats
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
@@ -39,6 +39,8 @@ MIN_CHANGE: Final = 0.005
 """Predictions that differ by less are not worth new plans."""
 _MAX_CACHED_PLANS: Final = 32
 """Plans whose instruction times are cached."""
+_QUOTED: Final = 80
+"""Characters of a parser's complaint."""
 
 
 class FrontierTimes:
@@ -158,14 +160,71 @@ def calibrate_in_process(request: CalibrateRequest) -> bytes:
     Raises:
         SolverError: the iterations say too little.
     """
-    trace = Trace(schedule_of(request.inputs), request.plan, request.duration_s, request.iteration_time_s)
-    found = calibrate(trace, planned_s=request.planned_s)
+    trace = _trace_of(request)
+    return _answer(request, trace, calibrate(trace, planned_s=request.planned_s))
+
+
+@dataclass(frozen=True, eq=False)
+class CheckRequest:
+    """A calibration that a worker of the solver service claims, and what it was asked."""
+
+    asked: bytes
+    """A `CalibrateRequest`."""
+    answer: bytes
+
+    def to_bytes(self) -> bytes:
+        """The length of the answer in one line, the answer, then what was asked."""
+        return b"%d\n" % len(self.answer) + self.answer + self.asked
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CheckRequest:
+        """What ``to_bytes`` made."""
+        line, _, rest = data.partition(b"\n")
+        size = int(line)
+        return cls(rest[size:], rest[:size])
+
+
+def check_in_process(request: CheckRequest) -> bytes:
+    """Judge a claimed calibration by the iterations that it is to explain, in the worker process.
+
+    Nothing of the claim is left but its delays, if they explain the iterations; see `verified`.
+
+    Raises:
+        SolverError: it is no calibration of this pipeline.
+    """
+    asked = CalibrateRequest.from_bytes(request.asked)
+    claimed, _ = _answered(request.answer)
+    trace = _trace_of(asked)
+    return _answer(asked, trace, verified(Calibration.from_json(claimed), trace, planned_s=asked.planned_s))
+
+
+def _trace_of(request: CalibrateRequest) -> Trace:
+    return Trace(schedule_of(request.inputs), request.plan, request.duration_s, request.iteration_time_s)
+
+
+def _answer(request: CalibrateRequest, trace: Trace, found: Calibration) -> bytes:
     change = None
     if found.explains:
         known = request.inputs.calibration
         before_s = predict_s(Calibration.from_json(known), trace) if known else replay_s(trace)
         change = float(np.median(np.abs(predict_s(found, trace) / before_s - 1)))
     return json.dumps({"calibration": found.to_json(), "change": change}).encode()
+
+
+def _answered(answer: bytes) -> tuple[str, float | None]:
+    """The calibration and the change of an answer, neither of them checked.
+
+    Raises:
+        InvalidCalibration: it is no answer.
+    """
+    try:
+        document = json.loads(answer)
+        text, change = document["calibration"], document["change"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidCalibration(f"the answer is no calibration: {str(error)[:_QUOTED]}") from None
+    if not isinstance(text, str) or not (change is None or type(change) in (int, float)):
+        raise InvalidCalibration("the answer is no calibration: it must have a text and a number")
+    return text, change
 
 
 @dataclass(frozen=True)
@@ -183,9 +242,16 @@ class CalibrationResult:
 
 
 def parse_calibration_result(data: bytes) -> CalibrationResult:
-    """Parse the worker's answer."""
-    answer = json.loads(data)
-    return open_calibration(answer["calibration"], change=answer["change"])
+    """Parse the worker's answer. It takes milliseconds for each hundred stages: not for the event loop.
+
+    Raises:
+        SolveFailed: it is no calibration; one line that says why.
+    """
+    try:
+        text, change = _answered(data)
+        return open_calibration(text, change=change)
+    except SolverError as error:
+        raise SolveFailed(str(error)) from error
 
 
 def open_calibration(text: str, *, change: float | None = None) -> CalibrationResult:

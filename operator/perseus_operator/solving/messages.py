@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from perseus_operator.solving.process import LONGEST_MESSAGE, Outcome, Task, Verdict
 from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import solver_pb2
@@ -49,7 +51,22 @@ def response_of(verdict: Verdict) -> solver_pb2.WorkResponse:
     )
 
 
-def verdict_of(response: solver_pb2.WorkResponse) -> Verdict:
-    """The verdict in an answer. An outcome that this version does not know is a worker's that died."""
+class InvalidAnswer(ValueError):
+    """The bytes are no answer of a worker."""
+
+
+def verdict_of(answer: bytes) -> Verdict:
+    """The verdict in an answer. An outcome that this version does not know is a worker's that died.
+
+    Args:
+        answer: a ``WorkResponse`` as it was received.
+
+    Raises:
+        InvalidAnswer: the bytes are none.
+    """
+    try:
+        response = solver_pb2.WorkResponse.FromString(answer)
+    except DecodeError as error:
+        raise InvalidAnswer(f"not an answer: {error}") from error
     outcome = next((known for known, number in _OUTCOMES.items() if number == response.outcome), Outcome.DIED)
     return Verdict(outcome, response.answer, response.message[:LONGEST_MESSAGE], s_from_ms(response.solve_ms))

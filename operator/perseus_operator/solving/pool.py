@@ -6,13 +6,18 @@ and inputs that took too long or too much memory once are not tried again.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Protocol
 
 from perseus_operator.errors import SolveFailed
+from perseus_operator.solving.answers import most_calibration_bytes, most_frontier_bytes
+from perseus_operator.solving.calibration import CalibrateRequest, CheckRequest
 from perseus_operator.solving.process import Task, Verdict, run_worker
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.slots import FairSlots
@@ -29,8 +34,8 @@ class Workers(Protocol):
     slots: FairSlots
     """As many as workers; each `run` holds one."""
 
-    async def run(self, task: Task, request: bytes) -> Verdict:
-        """Do one piece of work."""
+    async def run(self, task: Task, request: bytes, most_bytes: int) -> Verdict:
+        """Do one piece of work, whose answer has at most so many bytes."""
         ...
 
 
@@ -42,9 +47,10 @@ class LocalWorkers:
         self._timeout_s = timeout_s
         self._memory_mib = memory_mib
 
-    async def run(self, task: Task, request: bytes) -> Verdict:
+    async def run(self, task: Task, request: bytes, most_bytes: int) -> Verdict:
         """Do it in a new process."""
-        return await run_worker(task, request, timeout_s=self._timeout_s, memory_mib=self._memory_mib)
+        limits = {"memory_mib": self._memory_mib, "most_bytes": most_bytes}
+        return await run_worker(task, request, timeout_s=self._timeout_s, **limits)
 
 
 class SolverPool:
@@ -57,7 +63,7 @@ class SolverPool:
             workers: processes of this pod that solve at a time; none do if there is a ``service``.
             timeout_s: of each process.
             memory_mib: of each process.
-            service: solves and calibrates instead. Its frontiers, and stored ones, are verified here, which is short.
+            service: solves and calibrates instead. Its answers, and stored frontiers, are verified here, which is short.
         """
         self._trusted = service is None
         self.solvers: Workers = service or LocalWorkers(workers, timeout_s=timeout_s, memory_mib=memory_mib)
@@ -78,31 +84,38 @@ class SolverPool:
             SolveTimeout: it took longer than allowed and was stopped, now or before.
             SolveFailed: profile, schedule and parameters do not fit, or the worker died.
         """
-        verdict = await self._work(Task.SOLVE, json.dumps(asdict(request)).encode(), self.solvers, namespace)
+        asked = await asyncio.to_thread(lambda: json.dumps(asdict(request)).encode())
+        verdict = await self._work(Task.SOLVE, asked, most_frontier_bytes(request), self.solvers, namespace)
         data = verdict.result()
         if not self._trusted:
-            try:
+            with _unused_if_refused():
                 data = await self.restore(request, data, namespace)
-            except SolveFailed as error:
-                raise SolveFailed(f"the answer of the solver service is not used: {error}") from error
         return data, verdict.seconds
 
-    async def calibrate(self, request: bytes, namespace: str = "") -> bytes:
+    async def calibrate(self, request: CalibrateRequest, namespace: str = "") -> bytes:
         """The answer of ``calibration.calibrate_in_process`` to a request. Raises like ``solve``."""
-        return (await self._work(Task.CALIBRATE, request, self.solvers, namespace)).result()
+        asked, most_bytes = await asyncio.to_thread(request.to_bytes), most_calibration_bytes(request.inputs)
+        answer = (await self._work(Task.CALIBRATE, asked, most_bytes, self.solvers, namespace)).result()
+        if self._trusted:
+            return answer
+        check = await asyncio.to_thread(CheckRequest(asked, answer).to_bytes)
+        with _unused_if_refused():
+            return (await self._work(Task.CHECK, check, most_bytes, self._restorers, namespace)).result()
+        raise AssertionError("refusals are raised")
 
     async def restore(self, request: SolveRequest, data: bytes, namespace: str = "") -> bytes:
         """The bytes of a stored frontier, verified; see ``verification``. Raises like ``solve``."""
-        asked = RestoreRequest(request, data).to_bytes()
-        return (await self._work(Task.RESTORE, asked, self._restorers, namespace)).result()
+        asked = await asyncio.to_thread(RestoreRequest(request, data).to_bytes)
+        most_bytes = most_frontier_bytes(request)
+        return (await self._work(Task.RESTORE, asked, most_bytes, self._restorers, namespace)).result()
 
-    async def _work(self, task: Task, request: bytes, workers: Workers, namespace: str) -> Verdict:
-        digest = digest_of(task, request)
+    async def _work(self, task: Task, request: bytes, most_bytes: int, workers: Workers, namespace: str) -> Verdict:
+        digest = await asyncio.to_thread(digest_of, task, request)  # some requests have tens of MiB
         async with workers.slots.turn(namespace):
             if (failed := self._failed.get(digest)) is not None:
                 return failed
             self.solves += 1
-            verdict = await workers.run(task, request)
+            verdict = await workers.run(task, request, most_bytes)
             if verdict.exhausted:
                 self._failed[digest] = verdict
                 while len(self._failed) > _MAX_REMEMBERED:
@@ -110,6 +123,17 @@ class SolverPool:
             return verdict
 
 
+@contextmanager
+def _unused_if_refused() -> Iterator[None]:
+    """What is refused inside was an answer of the solver service."""
+    try:
+        yield
+    except SolveFailed as error:
+        raise SolveFailed(f"the answer of the solver service is not used: {error}") from error
+
+
 def digest_of(task: Task, request: bytes) -> bytes:
     """SHA-256 of a piece of work: the same work has the same answer."""
-    return hashlib.sha256(task.value.encode() + request).digest()
+    digest = hashlib.sha256(task.value.encode())
+    digest.update(request)
+    return digest.digest()

@@ -6,6 +6,7 @@ The same in the operator's pod and in a pod of the solver service. How it ended 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -18,6 +19,8 @@ from perseus_operator.solving import worker
 
 LONGEST_MESSAGE: Final = 500
 """Characters of a refusal, which becomes the message of a condition."""
+_PIECE_BYTES: Final = 1 << 18
+"""Read or written in one turn of the event loop."""
 
 
 class Task(Enum):
@@ -26,6 +29,9 @@ class Task(Enum):
     SOLVE = "solve"
     CALIBRATE = "calibrate"
     RESTORE = "restore"
+    """Verify a frontier that is stored, or that a worker of the solver service claims."""
+    CHECK = "check"
+    """Verify a calibration that such a worker claims."""
 
 
 class Outcome(Enum):
@@ -78,7 +84,7 @@ class Verdict:
 _REFUSALS: Final = {worker.INVALID_PROFILE: Outcome.INVALID_PROFILE, worker.REFUSED: Outcome.REFUSED}
 
 
-async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib: int) -> Verdict:
+async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib: int, most_bytes: int) -> Verdict:
     """Run one worker process to its end. If the caller is cancelled, it is killed.
 
     Args:
@@ -86,6 +92,7 @@ async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib
         request: as the worker reads it.
         timeout_s: after which it is killed.
         memory_mib: address space that it may take.
+        most_bytes: of an answer; a worker that writes more is killed.
     """
     started_s = time.monotonic()
     process = await asyncio.create_subprocess_exec(
@@ -100,13 +107,18 @@ async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib
     )
     try:
         async with asyncio.timeout(timeout_s):
-            answer, errors = await process.communicate(request)
+            _, answer, errors = await asyncio.gather(
+                _write(process, request), _read(process, process.stdout, most_bytes), _last(process.stderr)
+            )
+            await process.wait()
     except TimeoutError:
         return Verdict(Outcome.OUT_OF_TIME, message=f"the solver was stopped after {timeout_s:g} s")
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if answer is None:
+        return Verdict(Outcome.DIED, message=f"the solver process answered more than {most_bytes} bytes")
     last_line = errors.decode(errors="replace").strip().rpartition("\n")[2][:LONGEST_MESSAGE]
     code = process.returncode
     if code == 0:
@@ -118,3 +130,38 @@ async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib
         message = f"the solver needs more than {allowed}, or than its container has"
         return Verdict(Outcome.OUT_OF_MEMORY, message=message)
     return Verdict(Outcome.DIED, message=f"the solver process ended with exit code {code}: {last_line}")
+
+
+async def _write(process: asyncio.subprocess.Process, request: bytes) -> None:
+    """Write a request piece by piece: as a whole it would be copied on the event loop."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and says why
+        for begin in range(0, len(request), _PIECE_BYTES):
+            process.stdin.write(request[begin : begin + _PIECE_BYTES])
+            await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _read(
+    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, most_bytes: int
+) -> bytes | None:
+    """Read an answer; None: it is longer, and the process is killed."""
+    assert stream is not None
+    pieces, size = list[bytes](), 0
+    while piece := await stream.read(_PIECE_BYTES):
+        size += len(piece)
+        if size > most_bytes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _last(stream: asyncio.StreamReader | None) -> bytes:
+    """Read all of a stream, and keep its end."""
+    assert stream is not None
+    last = b""
+    while piece := await stream.read(_PIECE_BYTES):
+        last = (last + piece)[-8 * LONGEST_MESSAGE :]
+    return last

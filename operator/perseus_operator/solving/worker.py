@@ -1,4 +1,4 @@
-"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate|restore``.
+"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate|restore|check``.
 
 The request comes on stdin, the frontier or calibration goes as bytes to stdout, a refusal as one line to stderr. The
 exit code says which kind of refusal it is. A process of its own can be killed at its deadline, and takes nobody along
@@ -64,6 +64,10 @@ def _answer(task: str, data: bytes) -> bytes:
         from perseus_operator.solving.calibration import CalibrateRequest, calibrate_in_process
 
         return calibrate_in_process(CalibrateRequest.from_bytes(data))
+    if task == "check":
+        from perseus_operator.solving.calibration import CheckRequest, check_in_process
+
+        return check_in_process(CheckRequest.from_bytes(data))
     if task == "restore":
         from perseus_operator.solving.verification import RestoreRequest, verify_in_process
 

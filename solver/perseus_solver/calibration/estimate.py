@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,43 +62,106 @@ def calibrate(
     Raises:
         InvalidTrace: too few plans or iterations, or ``planned_s`` does not fit the trace.
     """
+    fitted = chosen_iterations(trace, train_fraction)
+    replay = Replay(trace.schedule)
+    train = trace.select(fitted)
+    found = fit.Fit(replay, train.duration_s, train.iteration_time_s).best()
+    judged = ~fitted if train_fraction is not None else None
+    verdict = _judged(trace, replay, found, fitted, judged, limit_percent, planned_s)
+    if not verdict.explains:
+        return verdict.calibration
+    return replace(
+        verdict.calibration, parameters=_with_intervals(replay, train, found, verdict.calibration.quality.plans_fitted)
+    )
+
+
+def verified(
+    claimed: Calibration,
+    trace: Trace,
+    *,
+    train_fraction: float = 0.33,
+    limit_percent: float = LIMIT_PERCENT,
+    planned_s: Floats | None = None,
+) -> Calibration:
+    """Judge delays that somebody else claims to have fitted as `calibrate` judges its own: only the fit, which takes
+    nearly all of the time, is not made again.
+
+    Args:
+        claimed: its delays and their intervals are used, and nothing else of it.
+        trace, train_fraction, limit_percent, planned_s: as in `calibrate`.
+
+    Returns:
+        What the trace says of these delays. If they do not explain the run, or are none, it has no parameters.
+
+    Raises:
+        InvalidCalibration: it is of another pipeline.
+        InvalidTrace: as `calibrate`.
+    """
+    fitted, replay = chosen_iterations(trace, train_fraction), Replay(trace.schedule)
+    if claimed.parameters is None:
+        found = fit.FittedDelays(np.zeros(replay.parameters), 0.0)
+        return _judged(trace, replay, found, fitted, ~fitted, limit_percent, planned_s).calibration
+    found, parameters = _delays_of(claimed, replay), claimed.parameters
+    verdict = _judged(trace, replay, found, fitted, ~fitted, limit_percent, planned_s)
+    known = {*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages))}
+    kept = replace(
+        parameters,
+        edges=tuple(delay for delay in parameters.edges if (delay.from_stage, delay.to_stage) in known),
+        gaps=tuple(delay for delay in parameters.gaps if (delay.from_stage, delay.to_stage) in known),
+    )
+    return replace(verdict.calibration, parameters=kept if verdict.explains else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Everything about some delays but the delays, and whether they explain the run."""
+
+    calibration: Calibration
+    explains: bool
+
+
+def _judged(
+    trace: Trace,
+    replay: Replay,
+    found: fit.FittedDelays,
+    fitted: npt.NDArray[np.bool_],
+    heldout: npt.NDArray[np.bool_] | None,
+    limit_percent: float,
+    planned_s: Floats | None,
+) -> _Verdict:
     if planned_s is None:
         planned_s = median_durations_s(trace)
     elif planned_s.shape != trace.duration_s.shape or not (np.isfinite(planned_s) & (planned_s > 0)).all():
         raise InvalidTrace(f"planned_s must be positive and of shape {list(trace.duration_s.shape)}")
-    fitted = chosen_iterations(trace, train_fraction)
-    judged = np.ones_like(fitted) if train_fraction is None else ~fitted
-    replay = Replay(trace.schedule)
-    train = trace.select(fitted)
-    found = fit.Fit(replay, train.duration_s, train.iteration_time_s).best()
+    judged = np.ones_like(fitted) if heldout is None else heldout
     error = _percent(found.predict_s(replay, trace.duration_s), trace.iteration_time_s)
     bare = _percent(replay.time_s(trace.duration_s, np.zeros(replay.parameters)), trace.iteration_time_s)
-    heldout = None if train_fraction is None else error[judged]
+    others = None if heldout is None else error[heldout]
     quality = Quality(
         plans_fitted=int(np.unique(trace.plan[fitted]).size),
-        plans_heldout=0 if heldout is None else int(np.unique(trace.plan[judged]).size),
+        plans_heldout=0 if heldout is None else int(np.unique(trace.plan[heldout]).size),
         iterations_fitted=int(fitted.sum()),
-        iterations_heldout=0 if heldout is None else heldout.size,
+        iterations_heldout=0 if others is None else others.size,
         fitted_mape_percent=float(error[fitted].mean()),
-        heldout_mape_percent=None if heldout is None else float(heldout.mean()),
-        heldout_median_percent=None if heldout is None else float(np.median(heldout)),
-        heldout_max_percent=None if heldout is None else float(heldout.max()),
+        heldout_mape_percent=None if others is None else float(others.mean()),
+        heldout_median_percent=None if others is None else float(np.median(others)),
+        heldout_max_percent=None if others is None else float(others.max()),
         replay_mape_percent=float(bare[judged].mean()),
     )
     reach = float(np.quantile(error[judged], _NINE_OF_TEN))
-    explains = reach <= limit_percent
-    return Calibration(
+    calibration = Calibration(
         schedule=trace.schedule.name,
         stages=trace.schedule.stages,
         microbatches=trace.schedule.microbatches,
         chunks=trace.schedule.chunks,
         reason=f"nine of ten iterations lie within {reach:.3g} % of the prediction; the limit is {limit_percent:g} %",
-        parameters=_with_intervals(replay, train, found, quality.plans_fitted) if explains else None,
+        parameters=None,
         quality=quality,
         noise=instruction_noise(trace),
         stage_noise=stage_noise(trace),
         allowance=_allowance(trace, found.predict_s(replay, planned_s)),
     )
+    return _Verdict(calibration, reach <= limit_percent)
 
 
 def predict_s(calibration: Calibration, trace: Trace) -> Floats:
@@ -113,10 +177,8 @@ def predict_s(calibration: Calibration, trace: Trace) -> Floats:
     Raises:
         InvalidCalibration: the calibration does not explain its run, or is of another pipeline.
     """
-    delay_s, gap_s, overhead_s = calibration.delays_for(trace.schedule)
     replay = Replay(trace.schedule)
-    values = np.array([*(delay_s[a, b] for a, b in replay.pairs), *gap_s])
-    return fit.FittedDelays(values, overhead_s).predict_s(replay, trace.duration_s)
+    return _delays_of(calibration, replay).predict_s(replay, trace.duration_s)
 
 
 def replay_s(trace: Trace) -> Floats:
@@ -170,6 +232,11 @@ def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray
 def _of_spread_plans(trace: Trace, plans: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.bool_]:
     """Return which iterations ran one of ``count`` evenly spread plans."""
     return np.isin(trace.plan, plans[[int((k + 0.5) * plans.size / count) for k in range(count)]])
+
+
+def _delays_of(calibration: Calibration, replay: Replay) -> fit.FittedDelays:
+    delay_s, gap_s, overhead_s = calibration.delays_for(replay.schedule)
+    return fit.FittedDelays(np.array([*(delay_s[a, b] for a, b in replay.pairs), *gap_s]), overhead_s)
 
 
 def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:

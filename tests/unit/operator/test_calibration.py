@@ -81,7 +81,7 @@ def record_of(plain: frontier.SolvedFrontier, iterations: int = 40) -> calibrati
 
 async def test_a_calibration_makes_predictions_come_true(plain: frontier.SolvedFrontier) -> None:
     pool = SolverPool(workers=1, timeout_s=120, memory_mib=8192)
-    answer = await pool.calibrate(record_of(plain).request(INPUTS).to_bytes())
+    answer = await pool.calibrate(record_of(plain).request(INPUTS))
     learnt = calibration.parse_calibration_result(answer)
     assert learnt.quality.explains
     assert learnt.quality.heldout_error is not None
@@ -216,14 +216,10 @@ class Cluster(StoredObjects):
         self.answer = answer
         self.kube = self.solver = self
 
-    async def calibrate(self, request: bytes, namespace: str = "") -> bytes:
+    async def calibrate(self, request: calibration.CalibrateRequest, namespace: str = "") -> bytes:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return (
-            json.dumps(self.answer).encode()
-            if self.answer
-            else calibration.calibrate_in_process(calibration.CalibrateRequest.from_bytes(request))
-        )
+        return json.dumps(self.answer).encode() if self.answer else calibration.calibrate_in_process(request)
 
 
 def learner_of(cluster: Any, plain: frontier.SolvedFrontier) -> tuple[Calibrator, JobState]:

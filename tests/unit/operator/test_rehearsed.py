@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.doubles.stored_objects import stored_object
 
@@ -91,6 +92,23 @@ def test_rehearsed_figures_that_the_clocks_cannot_give_are_refused(real: SolvedF
     forged = replace(real.frontier, rehearsed=replace(rehearsed, **{column: -getattr(rehearsed, column)}))
     with pytest.raises(InvalidFrontier):
         verify_in_process(RestoreRequest(real.request, forged.to_bytes()))
+
+
+def test_a_rehearsed_frontier_must_begin_with_the_fastest_plan_and_its_time(real: SolvedFrontier) -> None:
+    """A slow one that is consistent made training 1.5 times as long at "no slowdown"."""
+    frontier = real.frontier
+    assert frontier.rehearsed is not None
+    for forged in (
+        frontier.select(range(len(frontier) // 2, len(frontier))),
+        replace(frontier, time_s=np.append(0.5 * frontier.time_s[0], frontier.time_s[1:])),
+        replace(frontier, time_s=1e-3 * frontier.time_s),
+        replace(frontier, energy_j=1e9 * frontier.energy_j),
+        replace(frontier, rehearsed=replace(frontier.rehearsed, below_share=frontier.rehearsed.below_share * np.nan)),
+        replace(frontier, rehearsed=replace(frontier.rehearsed, confidence=0.01)),
+        replace(frontier, rehearsed=None),
+    ):
+        with pytest.raises(InvalidFrontier):
+            verify_in_process(RestoreRequest(real.request, forged.to_bytes()))
 
 
 def test_where_hosts_run_ahead_a_stage_keeps_its_clock() -> None:
