@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -36,9 +37,12 @@ JobKey = tuple[str, str]
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S: Final = 5.0
+_RETRY_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""After one attempt to make a PerseusJob, after two, ...; the last repeats. A change of any EnergyClass ends the wait."""
 _AT_ONCE: Final = 16
-"""PerseusJobs made in one go; more wait for the next."""
+"""PerseusJobs made in one go; more wait for the next. Namespaces take turns."""
+_LOOKED_AT: Final = 500
+"""Jobs that are looked at in one step of the event loop."""
 
 
 class ClassStore(Protocol):
@@ -66,6 +70,17 @@ class ClassStore(Protocol):
 
 
 @dataclass
+class _Attempts:
+    """How often a PerseusJob was not made for a pod, until when no further attempt is made (monotonic), and why not."""
+
+    pod: Pod
+    failed: int = 0
+    retry_at_s: float = 0.0
+    refusal: str = ""
+    """As the pod's event says; empty: there was none."""
+
+
+@dataclass
 class _Class(ClusterObject):
     spec: ClassSpec | None = None
     """The last accepted one."""
@@ -80,9 +95,11 @@ class EnergyClasses:
         self._grace_s = grace_s
         self._settled_s: float | None = None
         self._classes: dict[str, _Class] = {}
-        self._retry_at_s: dict[JobKey, float] = {}
-        self._refused: dict[JobKey, str] = {}
-        """Why a PerseusJob is not made, as the pod's event says."""
+        self._attempts: dict[JobKey, _Attempts] = {}
+        """Of the PerseusJobs that pods wait for."""
+        self._turns: dict[str, int] = {}
+        """When each namespace whose pods wait had its last turn, by count."""
+        self._turn = 0
 
     async def restore(self) -> None:
         """List all classes: at the start, and now and then, for those of which the watch has missed something.
@@ -104,11 +121,15 @@ class EnergyClasses:
         known = self._classes.get(name)
         if known is None or known.uid != uid:
             known = self._classes[name] = _Class(keys.CLASS_KIND, name, uid)
+        before = known.spec, known.fault
         known.observed(body)
         try:
             known.spec, known.fault = parse_class(body.get("spec")), ""
         except InvalidSpec as error:
             known.fault = str(error)
+        if (known.spec, known.fault) != before:  # what was refused may be right now
+            for attempts in self._attempts.values():
+                attempts.failed, attempts.retry_at_s = 0, 0.0
 
     def deleted(self, body: Mapping[str, Any]) -> None:
         """Take in that an EnergyClass does not exist any more. PerseusJobs that were made of it stay."""
@@ -137,11 +158,7 @@ class EnergyClasses:
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
         if now.monotonic_s >= self._settled_s:
-            without = {key: _opted_in(pods.values()) for key, pods in pods_of.items() if key not in jobs}
-            wanted = {key: pod for key, pod in without.items() if pod is not None}
-            self._forget_all_but(wanted)
-            due = [(key, pod) for key, pod in wanted.items() if self._retry_at_s.get(key, 0.0) <= now.monotonic_s]
-            await asyncio.gather(*(self._make(key, pod, now) for key, pod in due[:_AT_ONCE]))
+            await asyncio.gather(*(self._make(key, pod, now) for key, pod in await self._due(now, pods_of, jobs)))
         made = [labels.get(keys.LABEL_CLASS) for labels in jobs.values()]
         for known in list(self._classes.values()):
             figures = dump(ClassFigures(jobs=made.count(known.name)))
@@ -149,20 +166,56 @@ class EnergyClasses:
             if known.gone:
                 self._forget(known)
 
+    async def _due(
+        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+    ) -> list[tuple[JobKey, Pod]]:
+        """The PerseusJobs to make now: one of each namespace, then the next of each, those first whose last turn is
+        longest ago. So one with any number of pods that are refused delays no other.
+        """
+        due, missing = dict[str, deque[tuple[JobKey, Pod]]](), set[JobKey]()
+        for number, (key, pods) in enumerate(list(pods_of.items()), 1):
+            if number % _LOOKED_AT == 0:
+                await asyncio.sleep(0)
+            if key in jobs:
+                continue
+            missing.add(key)
+            pod, attempts = _opted_in(pods.values()), self._attempts.get(key)
+            waits = attempts is not None and attempts.pod == pod and attempts.retry_at_s > now.monotonic_s
+            if pod is not None and not waits:
+                due.setdefault(key[0], deque()).append((key, pod))
+        for gone in self._attempts.keys() - missing:
+            del self._attempts[gone]
+        for gone in self._turns.keys() - {namespace for namespace, _ in missing}:
+            del self._turns[gone]
+        chosen = list[tuple[JobKey, Pod]]()
+        while due and len(chosen) < _AT_ONCE:
+            for namespace in sorted(due, key=lambda name: self._turns.get(name, 0))[: _AT_ONCE - len(chosen)]:
+                chosen.append(due[namespace].popleft())
+                self._turn += 1
+                self._turns[namespace] = self._turn
+                if not due[namespace]:
+                    del due[namespace]
+        return chosen
+
     def _forget(self, known: _Class) -> None:
         if self._classes.get(known.name) is known:
             del self._classes[known.name]
 
     async def _make(self, key: JobKey, pod: Pod, now: Now) -> None:
         """Make the PerseusJob of a pod, or say on the pod why not."""
-        self._retry_at_s[key] = now.monotonic_s + _RETRY_S
+        attempts = self._attempts.get(key)
+        if attempts is None or attempts.pod != pod:
+            said = attempts.refusal if attempts is not None else ""
+            attempts = self._attempts[key] = _Attempts(pod, refusal=said)
+        attempts.retry_at_s = now.monotonic_s + _RETRY_S[min(attempts.failed, len(_RETRY_S) - 1)]
+        attempts.failed += 1
         namespace, name = key
         try:
             workload = workload_of(pod.labels, pod.owner)
             owner = workload.owner if workload else pod.owner or _reference(pod)
             why = await self._refusal(pod)
             if why:
-                await self._refuse(key, pod, owner, why)
+                await self._refuse(key, pod, owner, why, attempts)
                 return
             spec = self._classes[pod.energy_class].spec
             assert spec is not None
@@ -192,19 +245,15 @@ class EnergyClasses:
             return {}
         return await self._kube.namespace_labels(namespace)
 
-    async def _refuse(self, key: JobKey, pod: Pod, owner: Owner, why: str) -> None:
+    async def _refuse(self, key: JobKey, pod: Pod, owner: Owner, why: str, attempts: _Attempts) -> None:
         """Say it once on the pod, and on its workload, where its user looks first."""
-        if self._refused.get(key) == why:
+        if attempts.refusal == why:
             return
         message = f"The pod trains at default clocks: {why}."
         for about in dict.fromkeys((_reference(pod), owner)):
             await self._kube.warn(pod.namespace, about, reason=ClassReason.NOT_APPLIED.value, message=message)
         logger.warning("%s/%s: pod %s: %s", *key, pod.name, why)
-        self._refused[key] = why
-
-    def _forget_all_but(self, wanted: Collection[JobKey]) -> None:
-        self._retry_at_s = {key: at_s for key, at_s in self._retry_at_s.items() if key in wanted}
-        self._refused = {key: why for key, why in self._refused.items() if key in wanted}
+        attempts.refusal = why
 
 
 @dataclass(frozen=True)

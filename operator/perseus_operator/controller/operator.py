@@ -180,7 +180,10 @@ class Operator:
             return
         if before is not None:
             del self._pods[uid]
-            del self._pods_of[_key(before)][uid]
+            own = self._pods_of[_key(before)]
+            del own[uid]
+            if not own:  # names of jobs come and go: what is left of one is nothing
+                del self._pods_of[_key(before)]
         if now is not None:
             self._pods[uid] = now
             self._pods_of.setdefault(_key(now), {})[uid] = now

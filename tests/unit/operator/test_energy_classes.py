@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perseus_operator.api.energy_class import parse_class
 from perseus_operator.api.job import Mode, parse_spec
@@ -298,3 +301,72 @@ async def test_profiles_of_another_namespace_are_shared_with_those_that_the_clas
     assert await shared("", "team-a") is None
     site.api.namespaces["team-a"] = {"tier": "silver"}
     assert await shared("frugal", "team-a") is None, "the label of a job makes no grant"
+
+
+# --------------------------------------------------------------------------------------------- turns between namespaces
+
+
+def pod_of_namespace(namespace: str, number: int, energy_class: str = "frugal") -> Pod:
+    name = f"t-{number}"
+    labels = {keys.LABEL_JOB: name, keys.LABEL_CLASS: energy_class}
+    return Pod(f"u-{namespace}-{name}", namespace, name, "node", name, labels)
+
+
+async def test_a_namespace_is_served_beside_a_thousand_refused_pods_of_another(site: Site) -> None:
+    """80 refused pods of one namespace took all turns for ever: another's job was not made within 45 s."""
+    site.define()
+    for number in range(1_000):
+        site.pods["evil", f"t-{number}"] = {"u": pod_of_namespace("evil", number, "no-such-class")}
+    for _ in range(30):
+        await site.tick(1.0)
+    site.api.namespaces["honest"] = {}
+    site.pods["honest", "t-1"] = {"u": pod_of_namespace("honest", 1)}
+    for _ in range(2):
+        await site.tick(1.0)
+    assert ("honest", "t-1") in site.api.jobs
+
+
+async def test_what_is_refused_is_tried_more_seldom_until_a_class_changes(site: Site) -> None:
+    site.define(name="other")
+    site.run()
+    asked = list[float]()
+    refusal = site.classes._refusal
+
+    async def counted(pod: Pod) -> str:
+        asked.append(site.now_s)
+        return await refusal(pod)
+
+    site.classes._refusal = counted  # type: ignore[method-assign]
+    for _ in range(600):
+        await site.tick(1.0)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 5.0
+    assert pauses[-1] == 60.0
+    assert len(site.api.warnings) == 1
+    site.define()
+    await site.tick(1.0)
+    assert ("team-a", "train") in site.api.jobs
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 40)), max_size=80))
+async def test_every_namespace_gets_its_turn_in_each_round(asked: list[tuple[str, int]]) -> None:
+    site = Site()
+    await site.tick()
+    for namespace, number in asked:
+        site.pods[namespace, f"t-{number}"] = {"u": pod_of_namespace(namespace, number, "no-such-class")}
+    chosen = await site.classes._due(Now(1e6, 1e6), site.pods, {})
+    first = [key[0] for key, _ in chosen][: len({namespace for namespace, _ in asked})]
+    assert len(chosen) == min(16, len(site.pods))
+    assert len(set(first)) == len(first)
+
+
+async def test_nothing_is_kept_of_pods_that_are_gone(site: Site) -> None:
+    site.define(name="other")
+    for number in range(200):
+        site.pods = {("evil", f"t-{number}"): {"u": pod_of_namespace("evil", number)}}
+        await site.tick(1.0)
+    site.pods = {}
+    await site.tick(1.0)
+    assert not site.classes._attempts
+    assert not site.classes._turns
