@@ -23,6 +23,7 @@ from perseus_operator.solving.frontier import (
 )
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.units import ms_from_s
+from perseus_solver.errors import SolverError
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,7 @@ class FrontierLoader:
             solved = await self._restore(digest, request)
             restored = solved is not None
             if solved is None:
-                solved = await self._services.cache.solved(digest, lambda: self._solve(digest, request))
-                assert solved is not None
+                solved = self._services.cache.known(digest) or await self._solve(digest, request)
                 await self._store(solved)
             else:
                 metrics.restores.inc()
@@ -99,9 +99,7 @@ class FrontierLoader:
             except (InvalidProfile, SolveFailed) as error:
                 logger.warning("%s: the stored frontier is not used: %s", ref, error)
                 return None
-            return await asyncio.to_thread(
-                open_frontier, found, request, digest=digest, solve_ms=solve_ms, restored=True
-            )
+            return await _opened(found, request, digest, solve_ms, restored=True)
 
         solved = await self._services.cache.restored(ref.namespace, digest, data, verify)
         if solved is not None and ref.uid not in stored.owners:
@@ -110,12 +108,17 @@ class FrontierLoader:
         return solved
 
     async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
+        """Each job waits for its own turn, whoever else waits for the same; what comes of it they share."""
         data, seconds = await self._services.solver.solve(request, self._state.ref.namespace)
-        logger.info("%s: frontier solved in %.3f s", self._state.ref, seconds)
-        self._services.metrics.solves.labels("solved").inc()
-        return await asyncio.to_thread(
-            open_frontier, data, request, digest=digest, solve_ms=ms_from_s(seconds), restored=False
-        )
+
+        async def read() -> SolvedFrontier:
+            logger.info("%s: frontier solved in %.3f s", self._state.ref, seconds)
+            self._services.metrics.solves.labels("solved").inc()
+            return await _opened(data, request, digest, ms_from_s(seconds), restored=False)
+
+        solved = await self._services.cache.solved(digest, read)
+        assert solved is not None
+        return solved
 
     async def _store(self, solved: SolvedFrontier) -> None:
         ref = self._state.ref
@@ -127,3 +130,13 @@ class FrontierLoader:
             await self._services.kube.write_frontier(ref, spec)
         except KubeError as error:
             logger.warning("%s: frontier not stored, a restarted operator will solve again: %s", ref, error)
+
+
+async def _opened(data: bytes, request: SolveRequest, digest: str, solve_ms: int, *, restored: bool) -> SolvedFrontier:
+    """Read a frontier in a thread. Raises SolveFailed: it is none."""
+    try:
+        return await asyncio.to_thread(
+            open_frontier, data, request, digest=digest, solve_ms=solve_ms, restored=restored
+        )
+    except SolverError as error:
+        raise SolveFailed(f"the solver's answer is not used: {error}") from error

@@ -32,6 +32,10 @@ class SolveCache:
         self._plan_sets: OrderedDict[tuple[str, frozenset[int]], agent_pb2.PlanSet] = OrderedDict()
         self._making: dict[object, asyncio.Future[Any]] = {}
 
+    def known(self, digest: str) -> SolvedFrontier | None:
+        """The frontier of these inputs that another job uses; None: none does."""
+        return self._solved.get(digest)
+
     async def solved(self, digest: str, make: Callable[[], Awaitable[SolvedFrontier | None]]) -> SolvedFrontier | None:
         """The frontier of these inputs: another job's, or what ``make`` returns.
 

@@ -1,7 +1,8 @@
 """Solving, away from the event loop: in worker processes of the operator's pod, or by the solver service.
 
 There is a bounded number of workers, each with a deadline and a bound on its memory. Turns are fair between namespaces,
-and inputs that took too long or too much memory once are not tried again.
+the same work is done once for all who ask for it meanwhile, and inputs that took too long or too much memory once are
+not tried again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from perseus_operator.solving.answers import most_calibration_bytes, most_fronti
 from perseus_operator.solving.calibration import CalibrateRequest, CheckRequest
 from perseus_operator.solving.process import Task, Verdict, run_worker
 from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.shared_work import SharedWork
 from perseus_operator.solving.slots import FairSlots
 from perseus_operator.solving.verification import RestoreRequest
 
@@ -68,6 +70,7 @@ class SolverPool:
         self._trusted = service is None
         self.solvers: Workers = service or LocalWorkers(workers, timeout_s=timeout_s, memory_mib=memory_mib)
         self._restorers = LocalWorkers(RESTORES, timeout_s=timeout_s, memory_mib=memory_mib)
+        self._shared = SharedWork[Verdict]()
         self._failed: OrderedDict[bytes, Verdict] = OrderedDict()
         self.solves = 0
         """Pieces of work begun so far."""
@@ -111,16 +114,20 @@ class SolverPool:
 
     async def _work(self, task: Task, request: bytes, most_bytes: int, workers: Workers, namespace: str) -> Verdict:
         digest = await asyncio.to_thread(digest_of, task, request)  # some requests have tens of MiB
-        async with workers.slots.turn(namespace):
-            if (failed := self._failed.get(digest)) is not None:
-                return failed
-            self.solves += 1
-            verdict = await workers.run(task, request, most_bytes)
-            if verdict.exhausted:
-                self._failed[digest] = verdict
-                while len(self._failed) > _MAX_REMEMBERED:
-                    self._failed.popitem(last=False)
-            return verdict
+        return await self._shared.outcome(
+            digest, workers.slots, namespace, lambda: self._do(digest, task, request, most_bytes, workers)
+        )
+
+    async def _do(self, digest: bytes, task: Task, request: bytes, most_bytes: int, workers: Workers) -> Verdict:
+        if (failed := self._failed.get(digest)) is not None:
+            return failed
+        self.solves += 1
+        verdict = await workers.run(task, request, most_bytes)
+        if verdict.exhausted:
+            self._failed[digest] = verdict
+            while len(self._failed) > _MAX_REMEMBERED:
+                self._failed.popitem(last=False)
+        return verdict
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """At most so many at a time; a free slot goes to the namespace that has waited longest for its turn."""
+    """At most so many at a time; a free slot goes to the waiting namespace whose last turn is longest ago."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -17,7 +17,11 @@ class FairSlots:
         self.held = 0
         self.waiting = 0
         """Requests without a slot. A number, as metrics are read in another thread."""
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._served: dict[str, int] = {}
+        """When namespaces that wait or hold a slot had their last turn, by count."""
+        self._holding: Counter[str] = Counter()
+        self._turns = 0
 
     def resize(self, slots: int) -> None:
         """Have so many slots from now on. Those that are held beyond that stay until they are given back."""
@@ -35,26 +39,48 @@ class FairSlots:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
-                self._give_back()  # it was given a slot at the same moment
+                self._give_back(namespace)  # it was given a slot at the same moment
             else:
                 self.waiting -= 1
+                self._leave(namespace, mine)
             raise
         try:
             yield
         finally:
-            self._give_back()
+            self._give_back(namespace)
 
-    def _give_back(self) -> None:
+    def _leave(self, namespace: str, request: asyncio.Future[None]) -> None:
+        """Keep nothing of a request that has been given up: a namespace could make any number."""
+        queue = self._waiting.get(namespace)
+        if queue is not None and request in queue:
+            queue.remove(request)
+            if not queue:
+                del self._waiting[namespace]
+        self._forget(namespace)
+
+    def _give_back(self, namespace: str) -> None:
         self.held -= 1
+        self._holding[namespace] -= 1
+        self._forget(namespace)
         self._grant()
+
+    def _forget(self, namespace: str) -> None:
+        """Keep nothing of a namespace that has ended."""
+        if namespace not in self._waiting and not self._holding[namespace]:
+            del self._holding[namespace]
+            self._served.pop(namespace, None)
 
     def _grant(self) -> None:
         while self.held < self.slots and self._waiting:
-            namespace, queue = self._waiting.popitem(last=False)
+            namespace = min(self._waiting, key=lambda name: self._served.get(name, 0))
+            queue = self._waiting[namespace]
             first = queue.popleft()
-            if queue:
-                self._waiting[namespace] = queue  # behind all others
+            if not queue:
+                del self._waiting[namespace]
             if not first.done():
+                self._turns += 1
+                self._served[namespace] = self._turns
+                self._holding[namespace] += 1
                 self.held += 1
                 self.waiting -= 1
                 first.set_result(None)
