@@ -55,6 +55,7 @@ def register(
             running[0].job_deleted(body["metadata"]["uid"])
         else:
             running[0].observe_job(body)
+        _let_go(event)
 
     if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
 
@@ -76,6 +77,7 @@ def register(
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_observed(body: kopf.Body, event: Any, **_: Any) -> None:
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
+        _let_go(event)
 
     if own.webhook_address:
 
@@ -84,6 +86,17 @@ def register(
 
         webhook.register(registry, own, namespace_labels)
     return registry
+
+
+def _let_go(event: Any) -> None:
+    """Drop what tenants filled an object with: kopf keeps the latest event of each object for as long as its task idles,
+    and needs no more than the object's identity and finalizers.
+    """
+    raw = event["object"]
+    for part in ("spec", "status"):
+        raw.pop(part, None)
+    for part in ("annotations", "labels", "managedFields"):
+        raw["metadata"].pop(part, None)
 
 
 def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:

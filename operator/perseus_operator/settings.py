@@ -95,6 +95,13 @@ class Settings(BaseSettings):
         " fewer, delays are harder to tell from noise.",
         minimum=28,
     )
+    jobs_per_namespace: int = setting(
+        500,
+        "PerseusJobs of one namespace that are served, the oldest of them; an event on each other one says so. A"
+        " ResourceQuota on count/perseusjobs.perseus.energy refuses them before they are stored. Each that is served"
+        " takes some hundred KiB, and its share of the reconciliations.",
+        minimum=1,
+    )
     status_interval_s: float = setting(
         5.0,
         "Shortest time between two writes of measured figures to one PerseusJob, seconds. Conditions are written at"

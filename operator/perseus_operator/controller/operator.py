@@ -19,6 +19,7 @@ from perseus_operator.clients.kube_interface import AgentPods
 from perseus_operator.clients.pods import pod_of
 from perseus_operator.controller.energy_classes import EnergyClasses
 from perseus_operator.controller.job_runner import JobRunner
+from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
@@ -63,8 +64,10 @@ class Operator:
         self._kube = kube
         self.classes = EnergyClasses(kube, grace_s=_UNOBSERVED_S)
         self._services = services
-        self._bodies: dict[str, Mapping[str, Any]] = {}
-        """Every PerseusJob as it was observed last, by UID: those of other replicas may become ours."""
+        self._jobs = KnownJobs(settings.jobs_per_namespace)
+        """Every PerseusJob as it was observed last: those of other replicas may become ours."""
+        self._beyond: set[str] = set()
+        """Jobs of which an event has said that they are beyond the budget of their namespace."""
         self._runners: dict[str, JobRunner] = {}
         """Of the jobs whose shards this replica holds."""
         self._pods: dict[str, Pod] = {}
@@ -137,12 +140,18 @@ class Operator:
         if body["metadata"].get("deletionTimestamp"):  # though a finalizer of others may hold it for long
             self.job_deleted(ref.uid)
             return
-        self._bodies[ref.uid] = body
-        if not self.shards.holds(ref.uid):
+        if self._jobs.observe(body):
+            self._settle(ref.namespace)
+        self._serve(ref.uid)
+
+    def _serve(self, uid: str) -> None:
+        """Go on with a job as it was observed last, if it is this replica's and within its namespace's budget."""
+        if not self._jobs.serves(uid) or not self.shards.holds(uid):
             return
-        runner = self._runners.get(ref.uid)
+        body = self._jobs.body(uid)
+        runner = self._runners.get(uid)
         if runner is None:
-            runner = self._runners[ref.uid] = JobRunner(ref, replace(self._services, grants=self.classes))
+            runner = self._runners[uid] = JobRunner(_ref(body), replace(self._services, grants=self.classes))
             runner.start()
         if runner.observe(body):
             self.budgets.grant_share(runner)
@@ -150,16 +159,47 @@ class Operator:
 
     def job_deleted(self, uid: str) -> None:
         """Take in that a PerseusJob is deleted: its GPUs go back to their default clocks."""
-        self._bodies.pop(uid, None)
+        namespace = self._jobs.body(uid)["metadata"]["namespace"] if uid in self._jobs else ""
+        changed = self._jobs.forget(uid)
+        self._beyond.discard(uid)
         runner = self._runners.pop(uid, None)
         if runner is not None:
             self._end(runner.release())
+        if changed:
+            self._settle(namespace)
+
+    def _settle(self, namespace: str) -> None:
+        """Serve the jobs of a namespace that are within its budget, and no others."""
+        uids = self._jobs.of_namespace(namespace)
+        served = [uid for uid in uids if self._jobs.serves(uid)]
+        for uid in uids[len(served) :]:
+            runner = self._runners.pop(uid, None)
+            if runner is not None:
+                self._end(runner.release())
+            if uid not in self._beyond and self.shards.holds(uid):
+                self._beyond.add(uid)
+                self._end(self._say_beyond(_ref(self._jobs.body(uid)), len(served)))
+        for uid in served:
+            self._beyond.discard(uid)
+            if uid not in self._runners:
+                self._serve(uid)
+        self._beyond &= set(self._jobs)
+
+    async def _say_beyond(self, ref: JobRef, most: int) -> None:
+        message = (
+            f"The job is not served: namespace {ref.namespace} has more than {most} PerseusJobs, and the oldest are"
+            " served. Delete others, or have the administrator raise operator.settings.jobsPerNamespace."
+        )
+        logger.warning("%s: %s", ref, message)
+        try:
+            await self._kube.post_event(ref, kind="Warning", reason="TooManyJobs", message=message)
+        except KubeError as error:
+            logger.warning("%s: event not posted: %s", ref, error)
 
     def _shards_gained(self, shards: frozenset[int]) -> None:
         self._services.metrics.shards.inc(len(shards))
-        for uid, body in list(self._bodies.items()):
-            if shard_of(uid) in shards:
-                self.observe_job(body)
+        for uid in [uid for uid in self._jobs if shard_of(uid) in shards]:
+            self._serve(uid)
 
     def _shards_lost(self, shards: frozenset[int]) -> None:
         self._services.metrics.shards.dec(len(shards))
@@ -195,7 +235,7 @@ class Operator:
     async def views(self) -> list[JobView]:
         """Every job as the web page may show it; a coroutine, so that threads must ask on the event loop."""
         own = [runner.view() for runner in self._runners.values()]
-        others = [body for uid, body in self._bodies.items() if uid not in self._runners]
+        others = [body for uid, body in self._jobs.served() if uid not in self._runners]
         return own + [JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True) for body in others]
 
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
@@ -255,7 +295,7 @@ class Operator:
 
     async def _poll_jobs(self) -> None:
         """Release the jobs whose deletion the watch has missed."""
-        known = set(self._bodies)  # asked before the list, which may not show what is created meanwhile
+        known = set(self._jobs)  # asked before the list, which may not show what is created meanwhile
         for uid in known - await self._kube.job_uids(self._settings.namespace_list):
             self.job_deleted(uid)
 
@@ -266,7 +306,7 @@ class Operator:
     def _other_jobs(self) -> list[OtherJob]:
         """The jobs of other replicas."""
         found = []
-        for uid, body in self._bodies.items():
+        for uid, body in self._jobs.served():
             if uid not in self._runners:
                 metadata, spec = body["metadata"], body.get("spec") or {}
                 place = metadata["namespace"], metadata["name"], metadata.get("labels") or {}
@@ -276,7 +316,7 @@ class Operator:
     async def _make_jobs(self) -> None:
         if not self.shards.leads:
             return
-        bodies = [body["metadata"] for body in self._bodies.values()]
+        bodies = [self._jobs.body(uid)["metadata"] for uid in self._jobs]
         jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
 

@@ -163,7 +163,8 @@ async def test_a_job_whose_deletion_the_watch_has_missed_is_released() -> None:
     kube = SimpleNamespace(job_uids=job_uids)
     operator = operator_of(kube)
     operator._runners = {uid: cast(Any, Runner(uid)) for uid in ("kept", "deleted")}
-    operator._bodies = {uid: {} for uid in operator._runners}
+    for uid in operator._runners:
+        operator._jobs.observe({"metadata": {"namespace": "ns", "name": uid, "uid": uid}})
     poll = asyncio.create_task(operator._poll_jobs())
     await asyncio.wait_for(asked.wait(), 60)
     operator._runners["made while the list was read"] = cast(Any, Runner("made while the list was read"))

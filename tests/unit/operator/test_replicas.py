@@ -95,6 +95,6 @@ async def test_only_who_serves_a_job_releases_it_when_it_is_deleted(operator: Op
         operator.job_deleted(uid)
     await asyncio.gather(*operator._endings)
     assert all(runner.did[-1] == "release" for runner in served.values())
-    assert operator._bodies == {}
+    assert len(operator._jobs) == 0
     operator.shards._hold(dict.fromkeys(range(SHARDS), 6))
     assert operator._runners == {}, "nobody begins what does not exist"

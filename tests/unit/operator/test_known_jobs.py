@@ -1,0 +1,139 @@
+"""What is kept of PerseusJobs, and how many of a namespace are served: whatever a tenant writes, a bounded amount."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.doubles.kept import kept
+from tests.unit.operator.conftest import operator_of
+
+from perseus_operator.controller import operator as module
+from perseus_operator.controller.known_jobs import KnownJobs, used_of
+from perseus_operator.handlers import _let_go
+from perseus_operator.planning.shards import SHARDS
+from perseus_proto import keys
+
+MOST = 5
+
+
+def body(uid: str, namespace: str = "evil", created: int = 0, **metadata: Any) -> dict[str, Any]:
+    named = {"namespace": namespace, "name": f"job-{uid}", "uid": uid, "creationTimestamp": f"2026-01-{created:06}"}
+    return {"metadata": {**named, **metadata}, "spec": {"mode": "Observe"}}
+
+
+def test_nothing_of_a_body_is_kept_but_what_is_used() -> None:
+    """600 jobs with 250 KiB of annotations each took 370 MiB, and 240 more once they were deleted."""
+    used = used_of(
+        body(
+            "u",
+            annotations={"mine": "x" * 250_000, keys.ANNOTATION_STRAGGLER: "y" * 250_000},
+            labels={f"label-{number}": "z" * 60 for number in range(10_000)} | {keys.LABEL_CLASS: "frugal"},
+            managedFields=[{"manager": "m" * 100_000}],
+        )
+    )
+    assert kept(used) < 40_000
+    assert used["metadata"]["labels"] == {keys.LABEL_CLASS: "frugal"}
+    small = body("u", annotations={keys.ANNOTATION_STRAGGLER: "[]"}, labels={"team": "a"}, generation=3)
+    assert used_of(small) == small
+    assert used_of({**small, "status": {"a": 1}})["status"] == {"a": 1}
+
+
+def test_kopf_is_left_an_objects_identity_alone() -> None:
+    raw = body("u", annotations={"mine": "x"}, managedFields=[{}], labels={"a": "b"}, finalizers=["f"])
+    _let_go({"type": "MODIFIED", "object": raw})
+    assert set(raw) == {"metadata"}
+    assert set(raw["metadata"]) == {"namespace", "name", "uid", "creationTimestamp", "finalizers"}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["evil", "honest"]), st.integers(0, 40), st.booleans()), max_size=120),
+)
+def test_the_oldest_jobs_of_each_namespace_are_served(events: list[tuple[str, int, bool]]) -> None:
+    jobs, alive = KnownJobs(MOST), dict[str, tuple[str, int]]()
+    for namespace, number, deleted in events:
+        uid = f"{namespace}-{number}"
+        if deleted:
+            jobs.forget(uid)
+            alive.pop(uid, None)
+        else:
+            jobs.observe(body(uid, namespace, number))
+            alive.setdefault(uid, (namespace, number))
+    for namespace in ("evil", "honest"):
+        own = [uid for uid, (where, _) in alive.items() if where == namespace]
+        served = [uid for uid in own if jobs.serves(uid)]
+        known = sorted((uid for uid in own if uid in jobs), key=lambda uid: alive[uid][1])
+        assert sorted(served) == sorted(known[:MOST])
+        assert len(known) <= 2 * MOST
+        assert len(known) == len(own) or len(known) >= MOST or len(own) > 2 * MOST
+    assert {uid for uid, _ in jobs.served()} == {uid for uid in alive if jobs.serves(uid)}
+    for uid in list(jobs):
+        jobs.forget(uid)
+    assert not jobs._places
+    assert not jobs._served
+
+
+def test_a_namespace_takes_nothing_from_another() -> None:
+    jobs = KnownJobs(MOST)
+    for number in range(10_000):
+        jobs.observe(body(f"evil-{number}", created=number))
+    jobs.observe(body("honest", "honest", created=99_999))
+    assert jobs.serves("honest")
+    assert len(jobs) == 2 * MOST + 1
+
+
+class Runner:
+    def __init__(self, ref: Any, services: Any) -> None:
+        self.ref, self.did, self.labels = ref, list[str](), dict[str, str]()
+
+    def start(self) -> None: ...
+
+    def observe(self, body: Mapping[str, Any]) -> bool:
+        return False
+
+    async def release(self) -> None:
+        self.did.append("release")
+
+
+async def test_jobs_beyond_the_budget_are_said_and_served_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JobRunner", Runner)
+    monkeypatch.setattr(module, "replace", lambda services, **_: services)
+    said = list[str]()
+
+    class Kube:
+        async def post_event(self, job: Any, *, kind: str, reason: str, message: str) -> None:
+            assert (kind, reason) == ("Warning", "TooManyJobs")
+            assert "jobsPerNamespace" in message
+            said.append(job.uid)
+
+    operator = operator_of(Kube())
+    operator._jobs = KnownJobs(MOST)
+    operator.shards._hold(dict.fromkeys(range(SHARDS), 5))
+    for number in reversed(range(8)):  # as a list by name may have them
+        for _ in range(2):
+            operator.observe_job(body(f"u-{number}", created=number))
+    displaced = [f"u-{number}" for number in (7, 6, 5)]
+    await asyncio.gather(*operator._endings)
+    assert set(operator._runners) == {f"u-{number}" for number in range(MOST)}
+    assert sorted(said) == sorted(displaced)
+    operator.job_deleted("u-0")
+    assert set(operator._runners) == {f"u-{number}" for number in range(1, 1 + MOST)}
+    await asyncio.gather(*operator._endings)
+    assert len(said) == 3
+
+
+async def test_a_table_of_pods_forgets_jobs_that_have_none() -> None:
+    operator = operator_of(None)
+
+    def pod(number: int) -> dict[str, Any]:
+        metadata = {"uid": f"p-{number}", "namespace": "evil", "name": "p", "labels": {keys.LABEL_JOB: f"j-{number}"}}
+        return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {}}
+
+    for number in range(1_000):
+        operator.observe_pod(pod(number), deleted=False)
+        operator.observe_pod(pod(number), deleted=True)
+    assert operator._pods_of == {}
