@@ -6,14 +6,17 @@ progress, no events, no finalizer. A deletion never waits for an operator; lease
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import kopf
 
+from perseus_operator.clients.json_answers import json_session
 from perseus_operator.controller.operator import Operator
 from perseus_operator.servers import webhook
 from perseus_operator.settings import Settings
@@ -21,6 +24,8 @@ from perseus_proto import keys
 
 _BUDGETS: Final = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 _CLASSES: Final = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
+_CHUNK: Final = 50
+"""Objects in one answer of a list: each may have a MiB of annotations, and all jobs wait while it is parsed."""
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
 
 
@@ -41,13 +46,15 @@ def register(
         await stop()
 
     @kopf.on.login(registry=registry, retries=3, backoff=1.0)
-    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-        in_cluster = kopf.login_with_service_account(**arguments)
-        if in_cluster is None:
-            return kopf.login_via_client(**arguments)
-        # The image leaves out the client that the other way needs. By address: logging in must not wait for DNS.
-        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        return replace(in_cluster, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+    async def login(**arguments: Any) -> kopf.AiohttpSession | None:
+        found = kopf.login_with_service_account(**arguments)
+        if found is None:
+            found = await asyncio.to_thread(partial(kopf.login_via_client, **arguments))
+        else:
+            # The image leaves out the client that the other way needs. By address: logging in must not wait for DNS.
+            host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+            found = replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+        return None if found is None else _session(found)
 
     @kopf.on.event(*_JOBS, registry=registry)
     async def job_observed(body: kopf.Body, event: Any, **_: Any) -> None:
@@ -88,6 +95,24 @@ def register(
     return registry
 
 
+def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """The connection to the API server, whose answers are JSON."""
+    session = json_session(
+        tls=info.as_ssl_context(),
+        headers=info.as_http_headers(),
+        auth=info.as_aiohttp_basic_auth(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+    )
+    return kopf.AiohttpSession(
+        server=info.server,
+        aiohttp_session=session,
+        default_namespace=info.default_namespace,
+        priority=info.priority,
+        expiration=info.expiration,
+    )
+
+
 def _let_go(event: Any) -> None:
     """Drop what tenants filled an object with: kopf keeps the latest event of each object for as long as its task idles,
     and needs no more than the object's identity and finalizers.
@@ -109,7 +134,9 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.watching.label_selectors["v1", "pods"] = keys.LABEL_JOB  # filtered by the server, not by us
     # Limited to some namespaces, we may have no rights elsewhere, and kopf would ask for a minute before it begins.
     settings.scanning.disabled = bool(own.namespace_list)
-    settings.watching.server_timeout = 300  # an integer: a real API server refuses "300.0"
+    settings.watching.server_timeout = 10  # an integer: a real API server refuses "10.0"
+    settings.watching.inactivity_timeout = 15.0  # a connection that is silently lost is noticed by then
+    settings.watching.chunk_size = _CHUNK
     settings.watching.connect_timeout = 10.0
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0

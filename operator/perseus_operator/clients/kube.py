@@ -16,7 +16,7 @@ import kubernetes.aio.client as k8s
 
 from perseus_operator.clients.access_reviews import AccessReviews
 from perseus_operator.clients.kube_interface import AgentPods
-from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_json, translated
+from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_sized_json, translated
 from perseus_operator.clients.object_store import ObjectStore
 from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
@@ -27,8 +27,11 @@ from perseus_proto import keys
 _JSON_PATCH: Final = "application/json-patch+json"
 _WATCH_S: Final = 60
 """Each watch lasts this long: one on a connection that is silently lost is noticed by then."""
-_PAGE: Final = 500
-"""Pods in one answer: some MiB, read in some ten milliseconds."""
+_FIRST_PAGE, _LEAST_PAGE, _LARGEST_PAGE = 50, 10, 500
+"""Pods in one answer. The next has as many as make `_PAGE_BYTES` of pods like those: each may have a quarter of a MiB of
+annotations, and all jobs wait while it is parsed."""
+_PAGE_BYTES: Final = 2 << 20
+"""Parsed in some ten milliseconds."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -233,9 +236,11 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def _pages(self, namespace: str, **options: Any) -> AsyncIterator[Json]:
         """Lists of pods as JSON, page by page. The client's models cost a millisecond for each, and all jobs wait."""
-        options |= {"limit": _PAGE, "_request_timeout": TIMEOUT_S}
+        options |= {"limit": _FIRST_PAGE, "_request_timeout": TIMEOUT_S}
         while True:
-            page = await self._request(read_json(self._asked(namespace, options)))
+            page, size = await self._request(read_sized_json(self._asked(namespace, options)))
+            wanted = len(page["items"]) * _PAGE_BYTES // max(1, size)
+            options["limit"] = min(max(wanted, _LEAST_PAGE), _LARGEST_PAGE)
             yield page
             options["_continue"] = page.get("metadata", {}).get("continue")
             if not options["_continue"]:
@@ -252,7 +257,10 @@ class KubeClient(ObjectStore, AccessReviews):
         try:
             async with await self._request(checked(self._asked(namespace, options))) as answer:
                 async for line in _lines(answer.content):
-                    event = json.loads(line)
+                    try:
+                        event = json.loads(line)
+                    except ValueError as error:
+                        raise KubeUnavailable(f"the watch has a line that is no JSON: {error}") from error
                     if event["type"] == "ERROR":
                         status = event["object"]
                         raise translated(k8s.ApiException(status=status.get("code", 0), reason=status.get("message")))

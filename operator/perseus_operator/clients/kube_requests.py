@@ -85,8 +85,21 @@ def translated(error: Any) -> KubeError:
 
 async def read_json(request: Any) -> Any:
     """Parse the JSON of a response that the client has not read."""
+    return (await read_sized_json(request))[0]
+
+
+async def read_sized_json(request: Any) -> tuple[Any, int]:
+    """Parse the JSON of a response that the client has not read; and its size in bytes.
+
+    Raises:
+        KubeUnavailable: it is no JSON: something else has answered for the API server.
+    """
     async with await checked(request) as answer:
-        return json.loads(await answer.read())
+        data = await answer.read()
+    try:
+        return json.loads(data), len(data)
+    except (ValueError, RecursionError) as error:
+        raise KubeUnavailable(f"the answer is no JSON: {str(error)[:100]}") from error
 
 
 async def checked(request: Any) -> Any:

@@ -185,8 +185,8 @@ class EnergyClasses:
                 due.setdefault(key[0], deque()).append((key, pod))
         for gone in self._attempts.keys() - missing:
             del self._attempts[gone]
-        for gone in self._turns.keys() - {namespace for namespace, _ in missing}:
-            del self._turns[gone]
+        for absent in self._turns.keys() - {namespace for namespace, _ in missing}:
+            del self._turns[absent]
         chosen = list[tuple[JobKey, Pod]]()
         while due and len(chosen) < _AT_ONCE:
             for namespace in sorted(due, key=lambda name: self._turns.get(name, 0))[: _AT_ONCE - len(chosen)]:
