@@ -6,12 +6,13 @@ from array import array
 from dataclasses import dataclass
 
 from perseus_operator.clients.hardware import evidence_of
-from perseus_operator.clients.validation import MAX_TOGETHER, is_valid_rank, is_valid_report
+from perseus_operator.clients.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu
 from perseus_operator.planning.node import DeclaredSchedule, Rank
+from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -126,11 +127,13 @@ def is_valid(event: TelemetryEvent) -> bool:
     """Whether the values of an event are possible."""
     if isinstance(event, Report):
         return is_valid_report(event)
+    if isinstance(event, GpuSlowdown):
+        return len(event.gpu_uuid) <= MAX_NAME
     return is_valid_rank(event.rank) if isinstance(event, RankJoined) else True
 
 
 def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
-    """Convert an event; None: its kind is not known here, the agent is newer."""
+    """Convert an event; None: its kind is not known here, as the agent is newer, or it has more than any can have."""
     kind = event.WhichOneof("event")
     if kind == "rank_joined":
         return RankJoined(rank_of(event.rank_joined))
@@ -138,9 +141,12 @@ def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
         return RankLeft(rank_of(event.rank_left))
     if kind == "gpu":
         name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
-        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message)
+        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message[:MAX_NAME])
     if kind == "iteration":
         report = event.iteration
+        lists = report.durations_us, report.instruction_energy_mj, report.leads_us
+        if max(map(len, lists)) > MAX_INSTRUCTIONS:  # before anything is done with each of them
+            return None
         return Report(
             dp=report.data_parallel_rank,
             stage=report.stage,

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from perseus_operator.clients.agent_messages import (
     EventsDropped,
@@ -32,6 +33,7 @@ from perseus_operator.clients.agent_messages import (
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.hardware import clock_change, gpu_of
 from perseus_operator.clients.selections import SelectionStream
+from perseus_operator.clients.telemetry_batches import TornBatch, dropped_of, events_of
 from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
@@ -53,6 +55,16 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
     grpc.StatusCode.UNKNOWN: AgentUnavailable,
 }
 """Any other code is AgentRefused: the same request would get the same answer."""
+_WATCH: Final = "/perseus.v1alpha1.Agent/WatchTelemetry"
+_DESCRIBE: Final = "/perseus.v1alpha1.Agent/DescribeNode"
+_BYTES_A_TURN: Final = 64 << 10
+"""Of telemetry that is read before others have their turn on the event loop, and of a description that is read there."""
+_LARGEST_DESCRIPTION: Final = 24 << 20
+"""Bytes: 56 ranks, as many as eight GPUs have parts, with the longest schedules."""
+_MOST_CLOCKS: Final = 4096
+"""That one GPU supports."""
+_QUOTED: Final = 500
+"""Characters of an event that cannot be."""
 _ERROR_METADATA: Final = "perseus-error"
 _EPOCH_METADATA: Final = "perseus-epoch"
 _EPOCH_DIGITS: Final = 19
@@ -129,19 +141,18 @@ class AgentPool:
             AgentError: the agent did not answer.
         """
         request = agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
-        answer = await self._request(address, lambda entry: entry.stub.DescribeNode(request, timeout=self._timeout_s))
-        fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
-        return NodeInfo(
-            ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
-            uncontrollable={
-                gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
-                for gpu in answer.gpus
-                if gpu.controllability not in fine
-            },
-            clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
-            gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
-            schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+        data = await self._request(
+            address,
+            lambda entry: entry.channel.unary_unary(_DESCRIBE, agent_pb2.DescribeNodeRequest.SerializeToString, bytes)(
+                request, timeout=self._timeout_s
+            ),
         )
+        if len(data) > _LARGEST_DESCRIPTION:
+            raise AgentRefused(f"a description of {len(data)} bytes is larger than any can be; check the agent")
+        try:
+            return await asyncio.to_thread(_described, data) if len(data) > _BYTES_A_TURN else _described(data)
+        except DecodeError as error:
+            raise AgentRefused(f"its description cannot be read: {error}; check the agent") from error
 
     async def acquire(
         self,
@@ -290,31 +301,38 @@ class AgentPool:
             AgentError: the stream broke. A stream that the agent ends is over without an error.
         """
         async with self._channel(address) as entry:
-            call = entry.stub.WatchTelemetry(
-                agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks)
-            )
-            dropped, opened, reported = 0, False, False
+            request = agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks)
+            call = entry.channel.unary_stream(_WATCH, agent_pb2.WatchTelemetryRequest.SerializeToString, bytes)(request)
+            dropped, opened, reported, read = 0, False, False, 0
             try:
                 async for batch in call:
                     if not opened:
                         opened = True
                         yield StreamOpened()
-                    if batch.dropped > dropped:
-                        dropped = batch.dropped
+                    if (lost := dropped_of(batch)) > dropped:
+                        dropped = lost
                         yield EventsDropped(dropped)
-                    for event in batch.events:
-                        translated = event_of(event)
-                        if translated is None:
-                            continue
-                        if is_valid(translated):
+                    for event, size in events_of(batch):
+                        read += size
+                        if read > _BYTES_A_TURN:  # whatever an agent sends, others have their turn
+                            read = 0
+                            await asyncio.sleep(0)
+                        translated = None if event is None else event_of(event)
+                        if translated is not None and is_valid(translated):
                             yield translated
-                        elif not reported:
-                            reported = True
-                            logger.warning("agent %s: discarded an impossible event, the first: %s", address, event)
+                        elif not reported and (event is None or translated is not None):
+                            reported = self._discarded(address, event)
             except grpc.aio.AioRpcError as error:
                 raise _translate(error) from error
+            except TornBatch as error:
+                raise AgentRefused(f"its telemetry cannot be read: {error}; check the agent") from error
             finally:
                 call.cancel()
+
+    def _discarded(self, address: str, event: agent_pb2.TelemetryEvent | None) -> bool:
+        said = "one larger than any can be" if event is None else str(event)[:_QUOTED]
+        logger.warning("agent %s: discarded an impossible event, the first: %s", address, said)
+        return True
 
     def is_silent(self, address: str) -> bool:
         """Whether an agent did not answer the last time."""
@@ -395,6 +413,22 @@ class AgentPool:
             raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: the files cannot be read; the log has the reason")
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
         return grpc.aio.secure_channel(address, self._credentials, options=options)
+
+
+def _described(data: bytes) -> NodeInfo:
+    answer = agent_pb2.NodeDescription.FromString(data)
+    fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
+    return NodeInfo(
+        ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
+        uncontrollable={
+            gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
+            for gpu in answer.gpus
+            if gpu.controllability not in fine
+        },
+        clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz[:_MOST_CLOCKS]) for gpu in answer.gpus},
+        gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
+        schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+    )
 
 
 async def _call(call: Callable[[], Awaitable[T]]) -> T:

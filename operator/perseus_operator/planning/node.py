@@ -26,6 +26,8 @@ from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, LeaseClock, Re
 from perseus_operator.planning.node_plans import NodePlans
 from perseus_proto.rank import RankId
 
+MOST_RANKS: Final = 1_024
+"""Ranks of one node, and active slowdowns of its GPUs: many more than a node has GPUs. Agents say what they like."""
 CLOCK_INTERVAL_S: Final = 1.0
 """How soon a lease is renewed whose GPUs are on their way to its clock."""
 DeclaredSchedule = tuple[tuple[int, int, int], ...]
@@ -260,6 +262,8 @@ class Node:
     def rank_joined(self, rank: Rank) -> bool:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""
         known = self.ranks.get(rank.id)
+        if known is None and len(self.ranks) >= MOST_RANKS:
+            return False
         self.ranks[rank.id] = rank
         self._ranks_changed()
         if known is not None and known.process == rank.process:
@@ -309,7 +313,8 @@ class Node:
 
     def gpu_slowed(self, gpu_uuid: str, kind: str, message: str) -> None:
         """A GPU reports that something slows it."""
-        self.gpu_events[gpu_uuid, kind] = message
+        if (gpu_uuid, kind) in self.gpu_events or len(self.gpu_events) < MOST_RANKS:
+            self.gpu_events[gpu_uuid, kind] = message
 
     def gpu_recovered(self, gpu_uuid: str, kind: str) -> None:
         """What slowed a GPU has ended."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -28,6 +29,15 @@ _PAUSE_S: Final = 0.02
 
 class NotKnown(Exception):
     """No token, or one that the API server does not know; the message says which."""
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Who asks for a page; None: everyone who reaches it, together."""
+
+    user: User | None
+    may_see: Callable[[str], bool]
+    """Whether they may see the jobs of a namespace; asked about "": of every namespace."""
 
 
 class Reviews(Protocol):
@@ -55,14 +65,14 @@ class Access:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
-    def viewer(self, authorization: str) -> Callable[[str], bool]:
+    def viewer(self, authorization: str) -> Viewer:
         """Find out who sent a request.
 
         Args:
             authorization: the header of that name.
 
         Returns:
-            Whether that user may see the jobs of a namespace; asked about "": of every namespace.
+            That user, and what they may see.
 
         Raises:
             NotKnown: it is no bearer token of a user.
@@ -77,7 +87,7 @@ class Access:
         user = self._cached(key, lambda: self._strangers_user(token))
         if user is None:
             raise NotKnown("the API server does not accept this token; it may have expired")
-        return partial(self._may_see, user)
+        return Viewer(user, partial(self._may_see, user))
 
     def _may_see(self, user: User, namespace: str) -> bool:
         return bool(self._cached((user, namespace), lambda: self._reviews.may_get_jobs(user, namespace)))

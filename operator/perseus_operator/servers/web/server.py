@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -19,8 +18,9 @@ from typing import Any, Final
 
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError, UnknownJob
-from perseus_operator.servers.web.access import Access, NotKnown
+from perseus_operator.servers.web.access import Access, NotKnown, Viewer
 from perseus_operator.servers.web.responses import NotThere, job_document, overview, plan_document
+from perseus_operator.servers.web.shares import Shares
 from perseus_proto.addresses import on_loopback
 from perseus_proto.http_server import Certificate, HttpServer
 
@@ -47,7 +47,6 @@ _NAME: Final = r"([a-z0-9][-a-z0-9.]{0,252})"
 _JOB: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}(?:/plans/([0-9]{{1,6}}))?")
 _JSON: Final = "application/json"
 _STATUS: Final = {NotThere: HTTPStatus.NOT_FOUND, NotKnown: HTTPStatus.UNAUTHORIZED}
-_AT_ONCE: Final = 4
 _PATIENCE_S: Final = 5.0
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -59,6 +58,9 @@ MaySee = Callable[[str], bool]
 
 def _everything(_: str) -> bool:
     return True
+
+
+_EVERYONE: Final = Viewer(None, _everything)
 
 
 class WebServer(HttpServer):
@@ -86,7 +88,6 @@ class WebServer(HttpServer):
         if access is None and not on_loopback(address):
             raise ValueError(f"{address} is not loopback: the page needs a login there")
         local = on_loopback(address)
-        turns = threading.BoundedSemaphore(_AT_ONCE)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _PATIENCE_S
@@ -123,13 +124,9 @@ class WebServer(HttpServer):
 
             def _document(self, path: str) -> Answer:
                 # Before the turn: strangers wait for each other, and not in the way of viewers.
-                may_see = access.viewer(self.headers.get("Authorization", "")) if access else _everything
-                if not turns.acquire(timeout=_PATIENCE_S):
-                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"more than {_AT_ONCE} requests at once; try again")
-                try:
-                    return pages.document(path, may_see)
-                finally:
-                    turns.release()
+                viewer = access.viewer(self.headers.get("Authorization", "")) if access else _EVERYONE
+                with pages.shares.turn(viewer.user):
+                    return pages.document(path, viewer.may_see)
 
             def log_message(self, *_: Any) -> None:
                 """Requests are not logged."""
@@ -149,6 +146,7 @@ class Pages:
         """
         self._views = views
         self._elsewhere = elsewhere
+        self.shares = Shares(_PATIENCE_S)
         static = resources.files("perseus_operator.servers.web") / "static"
         self._files = {path: (kind, (static / name).read_bytes()) for path, (name, kind) in _FILES.items()}
 
@@ -174,7 +172,12 @@ class Pages:
 
         Raises:
             UnknownJob: it does not.
+            TimeoutError: the other replicas' share is used up.
         """
+        with self.shares.turn("other replicas"):
+            return self._own_document(path)
+
+    def _own_document(self, path: str) -> tuple[int, bytes]:
         found = _JOB.fullmatch(path)
         served = {(view.ref.namespace, view.ref.name) for view in self._views() if not view.elsewhere}
         if not found or (found[1], found[2]) not in served:
