@@ -114,8 +114,8 @@ def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
 
 
 def _let_go(event: Any) -> None:
-    """Drop what tenants filled an object with: kopf keeps the latest event of each object for as long as its task idles,
-    and needs no more than the object's identity and finalizers.
+    """Drop what tenants filled an object with: kopf keeps the latest event of each object while its task idles, and
+    needs no more than the object's identity and finalizers.
     """
     raw = event["object"]
     for part in ("spec", "status"):

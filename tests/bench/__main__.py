@@ -33,6 +33,7 @@ MODULES = (
     "tests.bench.fleet_wire",
     "tests.bench.frameworks",
     "tests.bench.hostile",
+    "tests.bench.hostile_operator",
 )
 Result = dict[str, Any]
 KEYS = ("value", "unit", "peer", "peer_value", "ratio")

@@ -1,5 +1,5 @@
-"""Whatever ranks report (numbers that are equal, fall, shrink or are huge), what the operator keeps of them is bounded by
-how many ranks there are, never by how much they have said; and nothing that they can write ends a reader.
+"""Whatever ranks report (numbers that are equal, fall, shrink or are huge), what the operator keeps of them is bounded
+by how many ranks there are, never by how much they have said; and nothing that they can write ends a reader.
 """
 
 from __future__ import annotations

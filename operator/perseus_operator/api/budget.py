@@ -28,7 +28,11 @@ _AT: Final = r"^((Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([01][0-9]|2[0-3]):[0-5][0-9]$"
 class BudgetSelector:
     """Which PerseusJobs; a job must fit all parts. Absent parts fit every job."""
 
-    match_labels: Mapping[str, str] | None = labels("Labels that the PerseusJob carries.", required=False)
+    match_labels: Mapping[str, str] | None = labels(
+        "Labels that the PerseusJob carries. Whoever writes it chooses them, so a tenant leaves the budget by a label:"
+        " it is for jobs of those who keep to it. namespaces and namespaceSelector hold all others to it.",
+        required=False,
+    )
     namespaces: tuple[str, ...] | None = names(
         "Namespaces that it is in.", rule="a namespace", pattern=DNS_NAME, max_items=256
     )

@@ -58,7 +58,7 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
 _WATCH: Final = "/perseus.v1alpha1.Agent/WatchTelemetry"
 _DESCRIBE: Final = "/perseus.v1alpha1.Agent/DescribeNode"
 _BYTES_A_TURN: Final = 64 << 10
-"""Of telemetry that is read before others have their turn on the event loop, and of a description that is read there."""
+"""Of telemetry that is read before others have their turn on the event loop, or of a description that is read on it."""
 _LARGEST_DESCRIPTION: Final = 24 << 20
 """Bytes: 56 ranks, as many as eight GPUs have parts, with the longest schedules."""
 _MOST_CLOCKS: Final = 4096

@@ -28,8 +28,8 @@ _JSON_PATCH: Final = "application/json-patch+json"
 _WATCH_S: Final = 60
 """Each watch lasts this long: one on a connection that is silently lost is noticed by then."""
 _FIRST_PAGE, _LEAST_PAGE, _LARGEST_PAGE = 50, 10, 500
-"""Pods in one answer. The next has as many as make `_PAGE_BYTES` of pods like those: each may have a quarter of a MiB of
-annotations, and all jobs wait while it is parsed."""
+"""Pods in one answer. The next has as many as make `_PAGE_BYTES` of pods like those: each may have a quarter of a MiB
+of annotations, and all jobs wait while it is parsed."""
 _PAGE_BYTES: Final = 2 << 20
 """Parsed in some ten milliseconds."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"

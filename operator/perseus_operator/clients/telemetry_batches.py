@@ -1,8 +1,8 @@
 """Reads a batch of telemetry event by event, so that the event loop never parses more than one at a time.
 
 A node that is taken over may send 64 MiB in one message: millions of events, or one of that size. Parsed as a whole it
-would hold the loop, and take a multiple of its memory. The batch's own fields are few, so its frame is read here; what is
-larger than any event can be is left out unread.
+would hold the loop, and take a multiple of its memory. The batch's own fields are few, so its frame is read here; what
+is larger than any event can be is left out unread.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ JobKey = tuple[str, str]
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""After one attempt to make a PerseusJob, after two, ...; the last repeats. A change of any EnergyClass ends the wait."""
+"""After one attempt to make a PerseusJob, two, ...; the last repeats. A change of any EnergyClass ends the wait."""
 _AT_ONCE: Final = 16
 """PerseusJobs made in one go; more wait for the next. Namespaces take turns."""
 _LOOKED_AT: Final = 500

@@ -1,5 +1,5 @@
-"""The PerseusJobs of the cluster as they were observed last, with only what is used of them, and how many of a namespace
-are served.
+"""The PerseusJobs of the cluster as they were observed last, with only what is used of them, and how many of a
+namespace are served.
 
 A tenant may make any number of PerseusJobs, and fill the annotations and labels of each. So of a body only the fields
 that are read are kept, and of a namespace the oldest jobs are served, up to a budget. As many more wait for a place;

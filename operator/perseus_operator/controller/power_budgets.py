@@ -299,6 +299,11 @@ def _take_over(budget: _Budget, body: Mapping[str, Any]) -> None:
 def _accepted(budget: _Budget) -> BudgetStatement:
     if not budget.fault:
         message = "The manifest is valid."
+        if budget.spec is not None and budget.spec.selector.match_labels:
+            message += (
+                " spec.selector.matchLabels is no limit to tenants: whoever writes a PerseusJob chooses its labels."
+                " namespaces and namespaceSelector are."
+            )
         return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
     note = " The spec accepted before stays in force." if budget.spec is not None else ""
     return BudgetStatement(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + note)

@@ -65,7 +65,7 @@ class SolverPool:
             workers: processes of this pod that solve at a time; none do if there is a ``service``.
             timeout_s: of each process.
             memory_mib: of each process.
-            service: solves and calibrates instead. Its answers, and stored frontiers, are verified here, which is short.
+            service: solves and calibrates instead. Its answers and stored frontiers are verified here, which is short.
         """
         self._trusted = service is None
         self.solvers: Workers = service or LocalWorkers(workers, timeout_s=timeout_s, memory_mib=memory_mib)

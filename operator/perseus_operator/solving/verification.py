@@ -17,8 +17,9 @@ from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_proto.planset import MAX_POINTS
 
 if TYPE_CHECKING:
+    from perseus_solver.kinds import Floats
     from perseus_solver.model.problem import Problem
-    from perseus_solver.model.result import Frontier
+    from perseus_solver.model.result import Frontier, Rehearsed
 
 TOLERANCE: Final = 1e-6
 """Share by which a stored time or energy may differ from the simulated one: sums of float64 in another order."""
@@ -84,13 +85,7 @@ def verified(frontier: Frontier, problem: Problem, hardware: str = "") -> Fronti
     from perseus_solver.model.simulator import Simulator
     from perseus_solver.switching import clock_changes
 
-    points = len(frontier)
-    if not 1 <= points <= MAX_POINTS or frontier.frequencies_mhz.shape != (points, problem.instructions):
-        raise InvalidFrontier("frontier: has another shape than these inputs")
-    if not np.array_equal(frontier.stage_offset, problem.stage_offset):
-        raise InvalidFrontier("frontier: has other stages than these inputs")
-    if len(frontier.statuses) != points or frontier.clock_changes.shape != (points,):
-        raise InvalidFrontier("frontier: its columns are not equally long")
+    _check_shape(frontier, problem)
     simulator = Simulator(problem)
     time_s, energy_j = simulator.totals(simulator.choice_of(frontier.frequencies_mhz))
     rehearsed = frontier.rehearsed
@@ -98,13 +93,7 @@ def verified(frontier: Frontier, problem: Problem, hardware: str = "") -> Fronti
     if (rehearsed is not None) != bool(hardware):
         raise InvalidFrontier("frontier: was rehearsed under other hardware than these inputs have")
     if rehearsed is not None:
-        expected = np.array([*stored, rehearsed.p50_s]) / np.array([time_s, energy_j, time_s])
-        shares = np.array([rehearsed.below_share, rehearsed.above_share])
-        if (
-            not ((expected >= 1 / MOST_APART) & (expected <= MOST_APART)).all()
-            or not ((shares >= 0) & (shares <= 1)).all()
-        ):
-            raise InvalidFrontier("frontier: its rehearsed times and energies are impossible")
+        _check_rehearsed(frontier, rehearsed, time_s, energy_j)
         stored = (rehearsed.ideal_time_s, rehearsed.ideal_energy_j)
     for name, claimed, simulated in (("time", stored[0], time_s), ("energy", stored[1], energy_j)):
         if not np.allclose(claimed, simulated, rtol=TOLERANCE, atol=0.0):
@@ -155,3 +144,30 @@ def _rehearsed_s(frontier: Frontier, problem: Problem, hardware: str) -> tuple[f
     both = np.concatenate([frontier.frequencies_mhz[:1], highest])
     first_s, fastest_s = rehearse(problem, both, Hardware.from_json(hardware)).time_kept_s(CONFIDENCE).tolist()
     return first_s, fastest_s
+
+
+def _check_shape(frontier: Frontier, problem: Problem) -> None:
+    import numpy as np
+
+    from perseus_solver.model.result import InvalidFrontier
+
+    points = len(frontier)
+    if not 1 <= points <= MAX_POINTS or frontier.frequencies_mhz.shape != (points, problem.instructions):
+        raise InvalidFrontier("frontier: has another shape than these inputs")
+    if not np.array_equal(frontier.stage_offset, problem.stage_offset):
+        raise InvalidFrontier("frontier: has other stages than these inputs")
+    if len(frontier.statuses) != points or frontier.clock_changes.shape != (points,):
+        raise InvalidFrontier("frontier: its columns are not equally long")
+
+
+def _check_rehearsed(frontier: Frontier, rehearsed: Rehearsed, time_s: Floats, energy_j: Floats) -> None:
+    import numpy as np
+
+    from perseus_solver.model.result import InvalidFrontier
+
+    simulated = np.array([time_s, energy_j, time_s])
+    apart = np.array([frontier.time_s, frontier.energy_j, rehearsed.p50_s]) / simulated
+    shares = np.array([rehearsed.below_share, rehearsed.above_share])
+    possible = (apart >= 1 / MOST_APART) & (apart <= MOST_APART)
+    if not possible.all() or not ((shares >= 0) & (shares <= 1)).all():
+        raise InvalidFrontier("frontier: its rehearsed times and energies are impossible")

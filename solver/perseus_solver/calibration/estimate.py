@@ -66,8 +66,15 @@ def calibrate(
     replay = Replay(trace.schedule)
     train = trace.select(fitted)
     found = fit.Fit(replay, train.duration_s, train.iteration_time_s).best()
-    judged = ~fitted if train_fraction is not None else None
-    verdict = _judged(trace, replay, found, fitted, judged, limit_percent, planned_s)
+    verdict = _judged(
+        trace,
+        replay,
+        found,
+        fitted=fitted,
+        heldout=None if train_fraction is None else ~fitted,
+        limit_percent=limit_percent,
+        planned_s=planned_s,
+    )
     if not verdict.explains:
         return verdict.calibration
     return replace(
@@ -98,18 +105,20 @@ def verified(
         InvalidTrace: as `calibrate`.
     """
     fitted, replay = chosen_iterations(trace, train_fraction), Replay(trace.schedule)
-    if claimed.parameters is None:
-        found = fit.FittedDelays(np.zeros(replay.parameters), 0.0)
-        return _judged(trace, replay, found, fitted, ~fitted, limit_percent, planned_s).calibration
-    found, parameters = _delays_of(claimed, replay), claimed.parameters
-    verdict = _judged(trace, replay, found, fitted, ~fitted, limit_percent, planned_s)
+    parameters = claimed.parameters
+    found = _delays_of(claimed, replay) if parameters else fit.FittedDelays(np.zeros(replay.parameters), 0.0)
+    verdict = _judged(
+        trace, replay, found, fitted=fitted, heldout=~fitted, limit_percent=limit_percent, planned_s=planned_s
+    )
+    if parameters is None or not verdict.explains:
+        return verdict.calibration
     known = {*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages))}
     kept = replace(
         parameters,
         edges=tuple(delay for delay in parameters.edges if (delay.from_stage, delay.to_stage) in known),
         gaps=tuple(delay for delay in parameters.gaps if (delay.from_stage, delay.to_stage) in known),
     )
-    return replace(verdict.calibration, parameters=kept if verdict.explains else None)
+    return replace(verdict.calibration, parameters=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,7 @@ def _judged(
     trace: Trace,
     replay: Replay,
     found: fit.FittedDelays,
+    *,
     fitted: npt.NDArray[np.bool_],
     heldout: npt.NDArray[np.bool_] | None,
     limit_percent: float,

@@ -121,9 +121,13 @@ async def test_a_torn_batch_is_an_error_of_the_agent_and_the_first_event_counts(
     rank = agent_pb2.TelemetryEvent(rank_joined=agent_pb2.Rank(pod_uid="p"))
     data = agent_pb2.TelemetryBatch(events=[rank]).SerializeToString() + b"\x12\xff\xff\xff\x7f"
     found: list[Any] = []
-    with pytest.raises(AgentRefused, match="cannot be read"):
+
+    async def read() -> None:
         async for event in pool_of(data).watch("a:1", "job"):
             found.append(event)
+
+    with pytest.raises(AgentRefused, match="cannot be read"):
+        await read()
     assert [type(event) for event in found] == [StreamOpened, RankJoined]
 
 
