@@ -79,6 +79,15 @@ class _Attempts:
     refusal: str = ""
     """As the pod's event says; empty: there was none."""
 
+    def begun(self, now_s: float) -> None:
+        """One more attempt is made; the next one is due if nothing has come of it."""
+        self.retry_at_s = now_s + _RETRY_S[min(self.failed, len(_RETRY_S) - 1)]
+        self.failed += 1
+
+    def due(self) -> None:
+        """What stood in the way may be gone."""
+        self.failed, self.retry_at_s = 0, 0.0
+
 
 @dataclass
 class _Class(ClusterObject):
@@ -129,7 +138,7 @@ class EnergyClasses:
             known.fault = str(error)
         if (known.spec, known.fault) != before:  # what was refused may be right now
             for attempts in self._attempts.values():
-                attempts.failed, attempts.retry_at_s = 0, 0.0
+                attempts.due()
 
     def deleted(self, body: Mapping[str, Any]) -> None:
         """Take in that an EnergyClass does not exist any more. PerseusJobs that were made of it stay."""
@@ -207,8 +216,7 @@ class EnergyClasses:
         if attempts is None or attempts.pod != pod:
             said = attempts.refusal if attempts is not None else ""
             attempts = self._attempts[key] = _Attempts(pod, refusal=said)
-        attempts.retry_at_s = now.monotonic_s + _RETRY_S[min(attempts.failed, len(_RETRY_S) - 1)]
-        attempts.failed += 1
+        attempts.begun(now.monotonic_s)
         namespace, name = key
         try:
             workload = workload_of(pod.labels, pod.owner)
