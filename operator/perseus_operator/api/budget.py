@@ -29,8 +29,8 @@ class BudgetSelector:
     """Which PerseusJobs; a job must fit all parts. Absent parts fit every job."""
 
     match_labels: Mapping[str, str] | None = labels(
-        "Labels that the PerseusJob carries. Whoever writes it chooses them, so a tenant leaves the budget by a label:"
-        " it is for jobs of those who keep to it. namespaces and namespaceSelector hold all others to it.",
+        "Labels that the PerseusJob carries. The author of the job chooses them, so a tenant leaves the budget by a"
+        " label: it is for jobs of those who keep to it. namespaces and namespaceSelector hold all others to it.",
         required=False,
     )
     namespaces: tuple[str, ...] | None = names(

@@ -108,7 +108,7 @@ class FrontierLoader:
         return solved
 
     async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
-        """Each job waits for its own turn, whoever else waits for the same; what comes of it they share."""
+        """Each job waits for its own turn, even if others wait for the same; what comes of it they share."""
         data, seconds = await self._services.solver.solve(request, self._state.ref.namespace)
 
         async def read() -> SolvedFrontier:

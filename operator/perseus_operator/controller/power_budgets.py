@@ -301,7 +301,7 @@ def _accepted(budget: _Budget) -> BudgetStatement:
         message = "The manifest is valid."
         if budget.spec is not None and budget.spec.selector.match_labels:
             message += (
-                " spec.selector.matchLabels is no limit to tenants: whoever writes a PerseusJob chooses its labels."
+                " spec.selector.matchLabels is no limit to tenants, who choose the labels of their PerseusJobs."
                 " namespaces and namespaceSelector are."
             )
         return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)

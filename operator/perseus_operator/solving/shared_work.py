@@ -28,7 +28,7 @@ class _Work(Generic[T]):
 
 
 class SharedWork(Generic[T]):
-    """Pieces of work by digest, each done in a turn of whoever has it first."""
+    """Pieces of work by digest, each done in the first turn of any that ask."""
 
     def __init__(self) -> None:
         self._work: dict[bytes, _Work[T]] = {}
@@ -40,7 +40,7 @@ class SharedWork(Generic[T]):
             digest: of the work: the same has the same outcome.
             slots: in one of which it is done.
             namespace: whose turn it is.
-            do: does it. If it is cancelled with whoever asked, or fails, the next one calls its own.
+            do: does it. If it is cancelled with the one who asked, or fails, the next one calls its own.
         """
         work = self._work.get(digest)
         if work is None:
@@ -81,4 +81,4 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     if task.cancel():
         await asyncio.wait({task})
     if not task.cancelled():
-        task.exception()  # whoever asked has the outcome, or is gone
+        task.exception()  # the one who asked has the outcome, or is gone

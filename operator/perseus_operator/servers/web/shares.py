@@ -1,8 +1,8 @@
 """How much of the operator's time the page takes: one document at a time, and of each viewer a share.
 
 Documents are drawn by Python in threads, which share one interpreter with the event loop: two that are drawn at once
-delay it for as long as they take. So there is one at a time, and whoever has had one rests for several times as long as
-it took, while others have theirs.
+delay it for as long as they take. So there is one at a time, and a viewer who has had one rests
+for several times as long as it took, while others have theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Shares:
         self._changed = threading.Condition()
         self._busy = False
         self._free_s = 0.0
-        """When the next document may be drawn, whoever asks."""
+        """When the next document may be drawn, for any viewer."""
         self._rested_s: OrderedDict[Hashable, float] = OrderedDict()
         """When each of the latest viewers may have the next."""
 
