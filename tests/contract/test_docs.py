@@ -92,7 +92,7 @@ def test_who_follows_the_pages_has_the_class_that_they_name() -> None:
     chart = ROOT / "charts" / "perseus"
     values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     assert not values["webhook"]["enabled"], "else the pages need not say it"
-    commands = re.findall(r"helm install (?:.*\\\n)*.*", text_of("install.md"))
+    commands = re.findall(r"helm install (?:.*\\\n)*.*", text_of(DOCS / "install.md"))
     assert len(commands) == 2
     assert all("webhook.enabled=true" in command for command in commands)
     label, said = "perseus.energy/class=default", 0

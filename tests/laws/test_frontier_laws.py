@@ -161,6 +161,7 @@ def test_the_plan_lies_between_its_bound_and_near_the_integer_optimum(problem: P
     assert effective_j <= optimum_j + 0.03 * scale
 
 
+@pytest.mark.slow
 def test_the_remaining_gap_on_real_measurements_is_integrality(sosp24: Path) -> None:
     """Four stages and microbatches of Bloom: the proven integer optimum itself lies well above the relaxation."""
     lines = (sosp24 / "stage_profile" / "bloom-176b_a40.csv").read_text().split()

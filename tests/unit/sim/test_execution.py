@@ -289,6 +289,7 @@ def test_fewer_calls_never_save_more(calls: list[float]) -> None:
     assert all(more <= fewer + 1e-6 for fewer, more in pairwise(bounds))
 
 
+@pytest.mark.slow
 @given(planned(), st.integers(0, 1_000), st.integers(1, 8))
 @settings(max_examples=20, deadline=None)
 def test_no_plan_takes_less_than_its_changes_allow(
