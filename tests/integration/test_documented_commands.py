@@ -90,8 +90,10 @@ def test_targets_and_variables_of_make_exist() -> None:
     found = commands("make")
     assert found
     for page, words in found:
-        (target,) = [word for word in words[words.index("make") + 1 :] if "=" not in word]
-        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"{page}: make {target}"
+        targets = [word for word in words[words.index("make") + 1 :] if "=" not in word]
+        assert targets, page
+        for target in targets:
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"{page}: make {target}"
         for variable in [word.partition("=")[0] for word in words[words.index("make") :] if "=" in word]:
             assert f"$({variable})" in makefile, f"{page}: {variable}"
 
