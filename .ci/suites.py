@@ -127,22 +127,26 @@ SUITES: Final = (
         "make chart-test",
         (*_ROOMS, *_TESTS, "tests/chart", "charts", "deploy", "docs"),
         better_after=("binaries",),
+        minutes=9,
     ),
     Suite(
         "release-test",
         "make release-test",
         ("client", "proto", "solver", *_TESTS, "tests/release", "charts", "deploy", "requirements-images.lock"),
+        minutes=8,
     ),
     Suite(
         "observability-test",
         "make observability-test",
         (*_ROOMS, *_TESTS, "tests/observability", "charts", "deploy", "docs", "requirements-docs.lock"),
         after=("packages",),
+        minutes=6,
     ),
     Suite(
         "test-frameworks",
         "make test-frameworks",
         (*_ROOMS_OF_A_NODE, *_TESTS, "tests/frameworks", "examples", "requirements-frameworks.lock"),
+        minutes=9,
     ),
     Suite(
         "newcomer-test",
