@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -362,7 +362,7 @@ def _interrupted(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def main(say: Callable[[str], None] = print) -> int:
+def main() -> int:
     """Run the suites. Returns the exit code: 0 if all that ran are green."""
     signal.signal(signal.SIGTERM, _interrupted)
     os.environ.setdefault("PYTEST_ADDOPTS", "--durations=15 --durations-min=5")
@@ -375,7 +375,7 @@ def main(say: Callable[[str], None] = print) -> int:
     try:
         run.suites()
     except Failed as failed:
-        say(f"\n=== {failed} FAILED")
+        print(f"\n=== {failed} FAILED")
         return 1
     finally:
         run.end()
