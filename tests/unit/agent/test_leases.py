@@ -64,9 +64,12 @@ def test_a_lease_runs_out_exactly_at_its_end_unless_renewed(table: Table) -> Non
     table.leases.renew("job", 1, 10)
     table.now_s = 18.9
     assert table.leases.expired() == []
-    assert table.leases.of_pod("uid-1") is not None
+    lease = table.leases.of_pod("uid-1")
+    assert lease is not None
+    assert table.leases.is_held(lease)
     table.now_s = 19.0
     assert table.leases.of_pod("uid-1") is None
+    assert not table.leases.is_held(lease)
     with pytest.raises(NoLease):
         table.leases.held("job", 1)
     assert [lease.job_uid for lease in table.leases.expired()] == ["job"]
@@ -102,6 +105,16 @@ def test_a_newer_epoch_must_acquire_before_it_commands_and_then_takes_over_with_
         table.leases.renew("job", 2, 10)
     table.acquire(epoch=2)
     assert table.leases.held("job", 2).plans is plans
+
+
+def test_a_lease_is_not_held_once_another_took_its_place(table: Table) -> None:
+    table.acquire()
+    first = table.leases.held("job", 1)
+    table.leases.release("job", 1)
+    assert not table.leases.is_held(first)
+    table.acquire()
+    assert not table.leases.is_held(first)
+    assert table.leases.is_held(table.leases.held("job", 1))
 
 
 def test_releasing_what_is_not_held_is_no_error(table: Table) -> None:
