@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def sosp24() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measurements at {folder}: set PERSEUS_DATA to the folder that holds sosp24/")
     return folder
+
+
+@pytest.fixture(scope="module")
+def short_search() -> Iterator[None]:
+    """Search with a tenth of the work, for a module whose tests hold of every plan, however good it is."""
+    from perseus_solver.search import pool
+
+    with pytest.MonkeyPatch.context() as patch:
+        for budget in ("_WORK", "_WORK_ONE"):
+            patch.setattr(pool, budget, getattr(pool, budget) / 10)
+        yield
 
 
 @pytest.fixture(scope="session")

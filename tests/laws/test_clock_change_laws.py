@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 from perseus_solver.switching import Switching, reduce_clock_changes
+
+pytestmark = pytest.mark.usefixtures("short_search")
 
 LAW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 SPLIT = {"ZBH1": ("forward", "input_gradient", "weight_gradient")}

@@ -26,6 +26,8 @@ from perseus_sim.execution.hosts import Framework
 from perseus_solver.model.result import Grain
 from perseus_solver.rehearsal import rehearse
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 SHORT = 40
 """Iterations that show the same as the 160 of the grid; all of these must keep the bound."""
 SHORT_CELLS = [

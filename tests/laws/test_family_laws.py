@@ -14,6 +14,8 @@ from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", [3, 11])

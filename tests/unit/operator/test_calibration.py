@@ -33,6 +33,8 @@ from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
 from perseus_solver.significance import NO_SLOWDOWN
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003
 PROFILE = StoredProfile("profile", b"", "ns", ConfigMap("profile", {}, {}, uid="u-1"))

@@ -16,6 +16,8 @@ from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 REQUEST = SolveRequest(
     profile_csv(3), "1f1b", stages=3, microbatches=8, chunks=None, blocking_power_mw=83_640, points=12
 )

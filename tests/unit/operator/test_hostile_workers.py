@@ -43,6 +43,8 @@ from perseus_solver.calibration import Calibration
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.errors import SolverError
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 INPUTS = SolveRequest(profile_csv(2), "1f1b", 2, 4, None, 83_640, 12)
 OVERHEAD_S = 0.05
 

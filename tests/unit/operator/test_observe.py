@@ -39,6 +39,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 CURVES = known_gpus()
 A100 = "NVIDIA A100-SXM4-80GB"
 CLOCKS = tuple(range(600, 1411, 15))

@@ -33,6 +33,8 @@ from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv, steps_csv
 from perseus_solver.model.result import InvalidFrontier
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)
 RUN_AHEAD = replace(A100, marks=MarkSource.HOST)
 REQUEST = SolveRequest(profile_csv(2, forward_s=0.012), "1f1b", 2, 6, None, 83_640, 16)

@@ -34,6 +34,8 @@ from perseus_proto.planset import decode_plan_set
 from perseus_sim.profiles import profile_csv
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 REQUEST = SolveRequest(
     profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=83_640, points=10
 )

@@ -16,6 +16,8 @@ from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 models = st.sampled_from(list(MODELS.values()))
 
 

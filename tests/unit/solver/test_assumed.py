@@ -21,6 +21,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import SCHEDULES, build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 Perseus = Callable[..., tuple[int, str, str]]
 CURVES = known_gpus()
 ONE_F_ONE_B = ("--schedule", "1F1B", "--stages", "4", "--microbatches", "8")

@@ -25,6 +25,8 @@ from perseus_solver.cli import main
 from perseus_solver.errors import InvalidSchedule, InvalidTrace
 from perseus_solver.kinds import Kind
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 
 def rows(trace: Trace) -> tuple[list[str], list[str]]:
     """The two files of a run, as lines."""

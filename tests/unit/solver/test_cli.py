@@ -21,6 +21,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule, write_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 # Three stages, the middle one heaviest; clocks with diminishing returns.
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},{clock},"

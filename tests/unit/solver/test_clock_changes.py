@@ -18,6 +18,8 @@ from perseus_solver.switching import (
     reduce_clock_changes_of_point,
 )
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:

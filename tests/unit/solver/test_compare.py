@@ -17,6 +17,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 
 def pipeline(schedule: str = "1f1b", heaviest: int = 2) -> Problem:
     rows = "".join(

@@ -24,6 +24,8 @@ from perseus_solver.relaxation.curve import Engine
 from perseus_solver.relaxation.whole import Whole
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 BLOCKING_W = {"gpt3-175b_a100-sxm": 83.64, "bloom-176b_a40": 70.38}
 
 

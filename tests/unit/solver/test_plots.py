@@ -23,6 +23,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -40,6 +40,8 @@ from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.schedules import build_schedule
 from perseus_solver.switching import proven_effective_j
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 GIVEN_APART = {"p50": 0.02, "p99": 0.1}
 GIVEN: dict[str, Any] = {
     "model": "NVIDIA H100",
