@@ -128,6 +128,7 @@ class CachedPage:
 
 class _IPv4(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 4 * MAX_CONNECTIONS
     certificate: Certificate | None = None
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:

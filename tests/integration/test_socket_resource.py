@@ -12,7 +12,12 @@ from tests.doubles.plugin_registry import PluginRegistry
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_agent.servers.socket_resource import COUNT, ENDPOINT, SocketResource
-from perseus_proto import keys
+from perseus_proto import device_plugin, keys
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_plugin, "CHECK_S", 0.05)
 
 
 @pytest.fixture
@@ -103,7 +108,10 @@ def test_a_refusal_is_said_once_and_tried_again(
     assert len(kubelet.lists.get(timeout=PATIENCE_S)) == COUNT
 
 
-def test_a_kubelet_that_drops_it_is_asked_again(kubelet: PluginRegistry, offering: SocketResource) -> None:
+def test_a_kubelet_that_drops_it_is_asked_again(
+    kubelet: PluginRegistry, offering: SocketResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plugin, "UNWATCHED_S", 0.2)
     kubelet.dials = False
     kubelet.start()
     kubelet.registered.get(timeout=PATIENCE_S)

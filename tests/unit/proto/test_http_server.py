@@ -99,6 +99,14 @@ def test_silent_connections_end_and_keep_nobody_else_out(monkeypatch: pytest.Mon
             connection.close()
 
 
+def test_no_client_has_to_knock_twice_while_the_server_is_busy() -> None:
+    """A client whose connection finds no room to wait tries again after a second, and then after three more."""
+    with serving("127.0.0.1:0") as server, server._server._open_lock:  # it takes one and then waits for the lock
+        waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MAX_CONNECTIONS)]
+        for connection in waiting:
+            connection.close()
+
+
 def test_the_host_with_most_connections_loses_one_to_the_others() -> None:
     with serving("0.0.0.0:0") as server:
         greedy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
