@@ -11,7 +11,9 @@ RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
 # Their marks say in which of test, slow and integration they run.
 TESTS := tests/unit tests/laws tests/contract tests/integration
-# Tests run beside each other, a file's tests in its order. A given cluster is shared: there one test runs at a time.
+# Tests run beside each other. A given cluster is shared: there one test runs at a time.
+SHARED = -n $(or $(JOBS),auto) --dist worksteal
+# As long as processes last for all tests of a file, one worker has them all.
 WORKERS = -n $(or $(JOBS),auto) --dist loadfile
 CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
 WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler
@@ -58,10 +60,10 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this 
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Units, laws, contracts, and parts together in one process; ARGS="-k lease" passes arguments to pytest
-	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" $(TESTS) $(ARGS)
+	$(BIN)/pytest $(SHARED) -m "not slow and not processes" $(TESTS) $(ARGS)
 
 slow: setup ## Large plans and long searches, which make test leaves out
-	$(BIN)/pytest $(WORKERS) -m "slow and not processes" $(TESTS) $(ARGS)
+	$(BIN)/pytest $(SHARED) -m "slow and not processes" $(TESTS) $(ARGS)
 
 integration: setup ## Processes of ours on real sockets: agents, operators, solvers, trainers, commands of the documentation
 	$(BIN)/pytest $(WORKERS) -m processes $(TESTS) $(ARGS)

@@ -13,11 +13,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from tests.slow_tests import slow_tests
 
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+if settings.default.derandomize:
+    # Otherwise it also tries the numbers in all modules of ours that are loaded by then: those that earlier tests need.
+    providers._get_local_constants = Constants
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

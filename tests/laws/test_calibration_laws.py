@@ -21,6 +21,8 @@ from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import Schedule, build_schedule
 from perseus_solver.stragglers import Thresholds
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 # Held-out mean absolute error in per cent, with less than a third of the plans used for fitting.
 LIMIT_PERCENT = {
     "gpt3-1.3b_a100_pp4_mb128": 0.05,

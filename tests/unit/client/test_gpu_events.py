@@ -139,16 +139,17 @@ def test_where_streams_share_a_queue_the_smallest_lag_of_late_places_iterations(
 def test_clocks_that_drift_apart_do_not_displace_iterations(
     gpu: Gpu, timer: EventTimer, drift: float, one_queue: bool
 ) -> None:
-    """A day of steps of 1 s, half of it behind the host; a step that logs its loss waits for the GPU."""
+    """Hours of steps of 1 s, half of it behind the host; a step that logs its loss waits for the GPU. The clocks end
+    0.4 s apart."""
     gpu.rate, gpu.one_queue = 1 + drift, one_queue
     iteration_us = 1_000_000
-    for iteration in range(86_400):
+    for iteration in range(20_000):
         gpu.lag_us = 0 if iteration % 10 == 0 else iteration_us // 2
         begin_us = gpu.host_us
         gpu.run_iteration(timer, iteration)
         gpu.host_us = begin_us + iteration_us
         (record,) = collect(timer, gpu)
-        assert record.times_us[0] - begin_us == pytest.approx(gpu.lag_us, abs=0.0015 * iteration_us)
+        assert abs(record.times_us[0] - begin_us - gpu.lag_us) <= 0.0015 * iteration_us
 
 
 def test_an_iteration_with_a_missing_instruction_has_no_times(gpu: Gpu, timer: EventTimer) -> None:

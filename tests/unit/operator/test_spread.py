@@ -111,7 +111,7 @@ def spread_gpus(ranks: int, seed: int, deviation: float = 0.015) -> list[float]:
     return [math.exp(chance.gauss(0.0, deviation)) for _ in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [8, 32])
+@pytest.mark.parametrize("ranks", [8, pytest.param(32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("noise", [0.002, 0.02, 0.1])
 def test_gpus_that_differ_save_what_they_would_wait_and_cost_no_time(ranks: int, noise: float) -> None:
     for seed in range(2):
