@@ -82,11 +82,11 @@ def _change(bench: Bench, new_mhz: int, settled_s: float) -> tuple[float | None,
         asked_s = bench.now_s
         bench.lock(new_mhz)
         reached_s: float | None = None
-        while (now_s := bench.now_s) < (asked_s + GIVE_UP_S if reached_s is None else reached_s + settled_s):
+        while bench.now_s < (asked_s + GIVE_UP_S if reached_s is None else reached_s + settled_s):
             if not bench.reads_as(new_mhz):
                 reached_s = None  # it was a glance at the new clock, not the new clock
             elif reached_s is None:
-                reached_s = now_s
+                reached_s = bench.now_s
             bench.wait(POLL_S)
         bench.wait(settled_s)
     asked_us = us_from_s(asked_s)

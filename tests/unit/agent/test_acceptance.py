@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perseus_agent.acceptance import kit
@@ -116,6 +116,7 @@ def test_a_run_on_every_gpu_model_finds_what_the_model_says(name: str, tmp_path:
 
 @settings(max_examples=10)
 @given(latency_s=st.floats(0.002, 0.08), call_share=st.floats(0.05, 1.0))
+@example(latency_s=0.0625, call_share=0.5)  # the clock changes while it is read
 def test_the_latency_measured_is_the_latency_there_is(
     tmp_path_factory: pytest.TempPathFactory, latency_s: float, call_share: float
 ) -> None:
