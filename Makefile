@@ -11,10 +11,11 @@ RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
 # Their marks say in which of test, slow and integration they run.
 TESTS := tests/unit tests/laws tests/contract tests/integration
-# Tests run beside each other. A given cluster is shared: there one test runs at a time.
-SHARED = -n $(or $(JOBS),auto) --dist worksteal
-# As long as processes last for all tests of a file, one worker has them all.
-WORKERS = -n $(or $(JOBS),auto) --dist loadfile
+# Tests run beside each other; whoever is done takes some from the others.
+WORKERS = -n $(or $(JOBS),auto) --dist worksteal
+# What starts processes and waits for them runs on more workers than cores, and those of a file last for all its tests.
+# A given cluster is shared: there one test runs at a time.
+WAITING = -n $(or $(JOBS),4) --dist loadfile
 CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
 WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
@@ -23,7 +24,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
+.PHONY: help setup frameworks demo test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -49,7 +50,8 @@ $(RELEASE_STAMP): $(STAMP)
 	@touch $@
 
 # As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB.
-$(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
+$(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_compiled.py client/perseus_client/_marks.c
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
 	@touch $@
@@ -60,18 +62,20 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this 
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Units, laws, contracts, and parts together in one process; ARGS="-k lease" passes arguments to pytest
-	$(BIN)/pytest $(SHARED) -m "not slow and not processes" $(TESTS) $(ARGS)
+	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" $(TESTS) $(ARGS)
 
 slow: setup ## Large plans and long searches, which make test leaves out
-	$(BIN)/pytest $(SHARED) -m "slow and not processes" $(TESTS) $(ARGS)
+	$(BIN)/pytest $(WORKERS) -m "slow and not processes" $(TESTS) $(ARGS)
 
 integration: setup ## Processes of ours on real sockets: agents, operators, solvers, trainers, commands of the documentation
-	$(BIN)/pytest $(WORKERS) -m processes $(TESTS) $(ARGS)
+	$(BIN)/pytest $(WAITING) -m processes $(TESTS) $(ARGS)
 
-test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
+frameworks: $(FRAMEWORKS_STAMP)
+
+test-frameworks: setup $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks $(ARGS)
 
-example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
+example: setup $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
 	@$(BIN)/python examples/simulate.py --python $(FRAMEWORKS)/bin/python --output out $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 binaries: ## Build all that make e2e, chart-test, cluster and e2e-cluster need beside images, once (needs Go)
@@ -81,7 +85,7 @@ control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl f
 	@$(PYTHON) deploy/control-plane/build.py
 
 e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of `make control-plane`, KUBEBUILDER_ASSETS or KUBECONFIG_E2E
-	$(BIN)/pytest $(if $(KUBECONFIG_E2E),,$(WORKERS)) tests/e2e --ignore tests/e2e/test_chaos.py $(ARGS)
+	$(BIN)/pytest $(if $(KUBECONFIG_E2E),,$(WAITING)) tests/e2e --ignore tests/e2e/test_chaos.py $(ARGS)
 
 chaos: setup ## Faults while users edit, on the best API server there is; PERSEUS_SEED=n for others
 	$(BIN)/pytest tests/e2e/test_chaos.py $(ARGS)

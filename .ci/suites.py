@@ -64,6 +64,7 @@ PREPARATIONS: Final = {
     # Modules are fetched: a second try finds what the first one already has.
     "control-plane": Preparation("make control-plane || make control-plane", ("go",)),
     "binaries": Preparation("make binaries || make binaries", ("go",)),
+    "frameworks": Preparation("make frameworks || make frameworks", tests=True),
     "images": Preparation("make images", ("buildah", "mmdebstrap", "go"), tests=True),
 }
 
@@ -146,7 +147,8 @@ SUITES: Final = (
         "test-frameworks",
         "make test-frameworks",
         (*_ROOMS_OF_A_NODE, *_TESTS, "tests/frameworks", "examples", "requirements-frameworks.lock"),
-        minutes=9,
+        after=("frameworks",),
+        minutes=6,
     ),
     Suite(
         "newcomer-test",
@@ -213,7 +215,7 @@ class GreenRuns:
 
 
 class Preparing:
-    """Preparations, one after the other beside the suites and with the least priority."""
+    """Preparations, one after the other beside the suites and with the least priority, once they are started."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,9 +223,12 @@ class Preparing:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._executor = ThreadPoolExecutor(max_workers=1)
-        self._ends: dict[str, Future[int]] = {
-            name: self._executor.submit(self._run, name) for name in PREPARATIONS if name in names
-        }
+        self._names = [name for name in PREPARATIONS if name in names]
+        self._ends: dict[str, Future[int]] = {}
+
+    def start(self) -> None:
+        """Begin with the first."""
+        self._ends = {name: self._executor.submit(self._run, name) for name in self._names}
 
     def _run(self, name: str) -> int:
         if self._stopped:
@@ -301,7 +306,9 @@ class Run:
         Raises:
             Failed: a suite has failed.
         """
-        for suite in self._due:
+        for number, suite in enumerate(self._due):
+            if number == 1:
+                self._preparing.start()  # behind `make setup`: two of it would write one environment
             if reason := self._reason_to_skip(suite):
                 self._outcomes.append((suite.name, f"skipped: {reason}"))
                 print(f"\n=== {suite.name}: skipped: {reason}", flush=True)

@@ -98,7 +98,7 @@ def compile_library(root: Path, library: Library, compiler: Sequence[str]) -> st
     if not compiler:
         return "no C compiler"
     target = root / library.target
-    partial = target.with_suffix(".partial")
+    partial = target.with_suffix(f".{os.getpid()}.partial")  # another environment may be made at the same time
     sources = [str(root / source) for source in library.sources]
     command = [*compiler, *ALWAYS, *library.options, *sources, "-o", str(partial), *library.libraries]
     try:
@@ -106,6 +106,7 @@ def compile_library(root: Path, library: Library, compiler: Sequence[str]) -> st
     except OSError as error:
         return f"{compiler[0]}: {error.strerror}"
     if done.returncode:
+        partial.unlink(missing_ok=True)
         return (done.stderr.strip().splitlines() or ["the compiler failed"])[0]
     partial.replace(target)  # other installations may be importing the one of before
     return ""
