@@ -53,10 +53,7 @@ def measured_saving(profile: Path, watts: float, microbatches: int) -> float:
     return saving(build_problem(read_profile(profile, stages=8), schedule, blocking_power_w=watts))
 
 
-@pytest.mark.parametrize(
-    ("microbatches", "curves"),
-    [(8, "a100"), *(pytest.param(24, gpu, marks=pytest.mark.slow) for gpu in ("a100", "a40"))],
-)
+@pytest.mark.parametrize(("microbatches", "curves"), [(8, "a100"), (24, "a100"), (24, "a40")])
 @pytest.mark.parametrize(
     ("name", "watts", "layers"), [("gpt3-175b_a100-sxm", 83.64, 96), ("bloom-176b_a40", 70.38, 70)]
 )

@@ -276,7 +276,7 @@ def test_the_search_for_a_wanted_time_saves_more(
     assert all(int(clock) in measured[k] for plan in found for clock, k in zip(plan, problem.option_of, strict=True))
 
 
-@pytest.mark.parametrize("wanted", [1.005, pytest.param(1.03, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wanted", [1.005, 1.03])
 def test_plans_are_not_late_where_changes_are_quicker_than_known(wanted: float) -> None:
     """Agents measure. With quicker calls a lower clock is worth asking for that was not: it must not be in the plan."""
     problem = made_up(scale=0.004)
