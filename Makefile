@@ -105,7 +105,7 @@ e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts o
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
 	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm registry >/dev/null; \
 		else echo "make chart-test: Go is not installed: no Helm and no API server are built; what needs them is skipped unless it is found" >&2; fi
-	$(BIN)/pytest tests/chart
+	$(BIN)/pytest $(WAITING) tests/chart $(ARGS)
 
 plugin: setup ## Pack kubectl perseus for krew, with its manifest, into out/plugin; URI=https://… where the archives will be
 	@test -n "$(URI)" || { echo "make plugin: set URI= to the folder in which the archives will be published" >&2; exit 1; }
