@@ -315,8 +315,13 @@ class _Run:
             draws = self._draws(requests.of_instruction, samples, random)
             scatter = hardware.marks is Marks.EVENTS
             iteration = self._executor.iterate(self._planned, requests, course, draws, scatter=scatter)
-            seen = _Seen(iteration.begin_s, iteration.end_s, iteration.time_s.mean(axis=1), iteration.scatter_s)
-            self._expected = _expected(self._executor, hardware, self._planned, seen)
+            self._expected = replace(
+                self._expected,
+                begin_s=iteration.begin_s,
+                end_s=iteration.end_s,
+                period_s=iteration.time_s.mean(axis=1),
+                margin_s=iteration.scatter_s,
+            )
             yield iteration
 
     def _requests(self) -> Requests:
