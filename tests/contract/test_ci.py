@@ -185,3 +185,15 @@ def test_a_damaged_memory_or_another_machines_covers_nothing(repository: _Reposi
     repository.cache.parent.mkdir()
     repository.cache.write_text(text)
     assert not repository.green.covering(repository.suite)
+
+
+def test_preparations_begin_once_the_environment_is_there(
+    repository: _Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suites = ci.Suite("setup", "sleep 0.3; touch environment"), ci.Suite("images", "true", after=("uses",))
+    monkeypatch.setattr(ci, "SUITES", suites)
+    monkeypatch.setattr(ci, "PREPARATIONS", {"uses": ci.Preparation("test -f environment")})
+    run = ci.Run(repository.green, full=True, cluster=True)
+    run.suites()
+    run.end()
+    assert [outcome.partition(":")[0] for _, outcome in run._outcomes] == ["ran", "ran"]
