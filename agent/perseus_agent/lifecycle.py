@@ -67,7 +67,7 @@ class Server:
         self._settings = settings
         self._devices = devices
         self._ledger = ledger
-        names = GpuNames(device.identity for device in devices.devices)
+        names = GpuNames.of_node(device.identity for device in devices.devices)
         self._kubelet = PodResources(settings.pod_resources_socket, names=names)
         self._hub = TelemetryHub(settings.telemetry_events)
         self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))

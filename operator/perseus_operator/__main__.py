@@ -106,6 +106,7 @@ class Process:
             epochs=Epochs(leases, identity),
             limits=settings.limits,
             namespaces=settings.namespace_list,
+            resource_slices=settings.resource_slices,
             status_interval_s=settings.status_interval_s,
             release_timeout_s=settings.release_timeout_s,
         )

@@ -102,6 +102,12 @@ class Settings(BaseSettings):
         " takes some hundred KiB, and its share of the reconciliations.",
         minimum=1,
     )
+    resource_slices: bool = setting(
+        False,
+        "Read the ResourceSlices of nodes on which pods have GPUs by claims (DRA), and tell their agents which GPU a"
+        " name is. Needed where NVML's indices and minor numbers differ: there GPUs of such pods are not driven"
+        " otherwise. Needs the right to list ResourceSlices, of Kubernetes 1.34 or later.",
+    )
     status_interval_s: float = setting(
         5.0,
         "Shortest time between two writes of measured figures to one PerseusJob, seconds. Conditions are written at"

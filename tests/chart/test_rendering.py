@@ -520,6 +520,19 @@ def test_with_named_namespaces_the_operator_has_rights_only_there(render: Render
     assert operator_settings(own["args"], environment(own)).namespace_list == ()
 
 
+@pytest.mark.parametrize("namespaces", [[], ["team-a"]])
+def test_slices_may_be_read_only_where_that_is_wanted(render: Render, namespaces: list[str]) -> None:
+    role = ("ClusterRole", "perseus-system-perseus-operator-slices")
+    assert role not in render({"operator": {"namespaces": namespaces}})
+    objects = render({"operator": {"namespaces": namespaces, "settings": {"resourceSlices": True}}})
+    assert objects[role]["rules"] == [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}
+    ]
+    assert objects["ClusterRoleBinding", role[1]]["roleRef"]["name"] == role[1]
+    main = container(objects, OPERATOR)
+    assert operator_settings(main["args"], environment(main)).resource_slices is True
+
+
 def test_the_user_roles(render: Render) -> None:
     objects = render()
     view = objects["ClusterRole", "perseus-system-perseus-view"]

@@ -24,7 +24,7 @@ from perseus_agent.pods.pod_resources import Allocation
 class Kubelet(Protocol):
     """Which devices a pod holds."""
 
-    def allocation(self, namespace: str, name: str) -> Allocation | None: ...
+    def allocation(self, namespace: str, name: str, published: Mapping[str, str]) -> Allocation | None: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LeaseClocks:
             allocation = None
             try:
                 if not why:  # one that does not answer is waited for once, not for each pod
-                    allocation = self._kubelet.allocation(pod.namespace, pod.name)
+                    allocation = self._kubelet.allocation(pod.namespace, pod.name, lease.named_gpus)
             except KubeletUnavailable as error:
                 why = str(error)
             with self._lock:

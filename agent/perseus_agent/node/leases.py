@@ -23,6 +23,8 @@ MAX_KEEP_S: Final = 7 * 24 * 3600.0
 MAX_JOBS: Final = 256
 MAX_PODS: Final = 1_024
 MAX_CONTAINERS: Final = 128
+MAX_NAMED_GPUS: Final = 128
+"""Devices that one ResourceSlice may have: many more than a node has GPUs."""
 MAX_PLAN_BYTES: Final = 1 << 28
 """Bound on the memory of the plan sets of all jobs together, those included that wait for their iteration: half of the
 agent's limit."""
@@ -70,6 +72,8 @@ class LeaseRequest:
     ttl_s: float
     pods: Sequence[PodName]
     clock: LeaseClock = NO_CLOCK
+    named_gpus: Sequence[tuple[str, str]] = ()
+    """Devices by claims: ``pool/device`` and its UUID, as the driver that named them for these pods has published."""
 
 
 @dataclass
@@ -85,6 +89,8 @@ class JobLease:
     lapsed: bool = False
     """The lease has run out: no operator commands the job, and only the clock stays, until ``expires_s``."""
     plans: JobPlans = field(default_factory=JobPlans)
+    named_gpus: Mapping[str, str] = field(default_factory=dict)
+    """As of the request."""
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left; of the last ``MAX_FURTHEST``
@@ -156,6 +162,7 @@ class LeaseTable:
         _check_ttl(wanted.ttl_s)
         _check_clock(wanted.clock)
         by_uid = _check_pods(wanted.pods)
+        _check_named_gpus(wanted.named_gpus)
         self._fence(wanted.job_uid, wanted.epoch)
         for other in self._others(wanted.job_uid, by_uid):
             if not other.lapsed:
@@ -194,6 +201,7 @@ class LeaseTable:
             lease.clock = wanted.clock
         elif lease.clock.mhz:
             lease.clock = LeaseClock(lease.clock.mhz, wanted.clock.keep_s)
+        lease.named_gpus = dict(wanted.named_gpus)
         lease.lapsed = False
         return lease, ended
 
@@ -341,3 +349,12 @@ def _check_pods(pods: Sequence[PodName]) -> dict[str, PodName]:
     if len(by_uid) != len(pods):
         raise InvalidRequest("pods.uid: must not name a pod twice")
     return by_uid
+
+
+def _check_named_gpus(named: Sequence[tuple[str, str]]) -> None:
+    if len(named) > MAX_NAMED_GPUS or any(not 1 <= len(text) <= _MAX_NAME for pair in named for text in pair):
+        raise InvalidRequest(
+            f"named_gpus: must be at most {MAX_NAMED_GPUS}, with 1 to {_MAX_NAME} characters for each name and uuid"
+        )
+    if len(dict(named)) != len(named):
+        raise InvalidRequest("named_gpus.device: must not name a device twice")

@@ -336,10 +336,11 @@ class Node:
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             pod = lease.pods[session.pod_uid] if lease else None
+            named_gpus = lease.named_gpus if lease else {}
         if pod is None or session.follower is not None or session.dismissed:
             return
         try:
-            allocation = self._kubelet.allocation(pod.namespace, pod.name)
+            allocation = self._kubelet.allocation(pod.namespace, pod.name, named_gpus)
         except KubeletUnavailable as error:
             raise PeerUnknown(str(error)) from error
         allocation = own_part(allocation, session.peer.process, pod)

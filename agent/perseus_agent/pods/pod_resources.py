@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +29,7 @@ STALE_AFTER_S: Final = 600.0
 """How long the last good answer is used: longer than a kubelet's restart or upgrade, in which it starts no pods."""
 CALL_TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 16 * 2**20  # the kubelet's own limit
+NOTHING_PUBLISHED: Final[Mapping[str, str]] = {}
 
 _RESOURCE: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-[\w.\-]+)")
 _OPTIONS: Final = (
@@ -80,13 +81,22 @@ class PodResources:
         self._names = names or GpuNames()
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._pods: dict[tuple[str, str], Allocation] = {}
+        self._listed: Sequence[messages.PodResources] = ()
+        self._allocated: dict[frozenset[tuple[str, str]], dict[tuple[str, str], Allocation]] = {}
+        """Of all pods, by what is published of their devices: two leases may know different slices."""
         self._answered_s: float | None = None
         self._asked_s: float | None = None
         self._problem = "it has not been queried yet"
 
-    def allocation(self, namespace: str, name: str) -> Allocation | None:
+    def allocation(
+        self, namespace: str, name: str, published: Mapping[str, str] = NOTHING_PUBLISHED
+    ) -> Allocation | None:
         """What the kubelet gave to a pod; None if it knows no such pod.
+
+        Args:
+            namespace: of the pod.
+            name: of the pod.
+            published: UUIDs of devices by claims, by ``pool/device``, as their driver has published them.
 
         Raises:
             KubeletUnavailable: it does not answer, and its last good answer is too old or does not name the pod.
@@ -97,7 +107,7 @@ class PodResources:
                 self._asked_s = now_s
                 self._query(now_s)
             current = self._answered_s is not None and self._answered_s == self._asked_s
-            found = self._pods.get((namespace, name))
+            found = self._allocations(published).get((namespace, name))
             if current or (
                 found is not None and self._answered_s is not None and now_s - self._answered_s <= STALE_AFTER_S
             ):
@@ -114,11 +124,25 @@ class PodResources:
         except grpc.RpcError as error:
             self._problem = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
             return
-        self._pods = _allocations(answer.pod_resources, self._names)
+        self._listed = answer.pod_resources
+        self._allocated.clear()
         self._answered_s = now_s
 
+    def _allocations(self, published: Mapping[str, str]) -> dict[tuple[str, str], Allocation]:
+        key = frozenset(published.items())
+        if key not in self._allocated:
+            by_minor, by_index = self._names.by_minor, self._names.by_index
+            self._allocated[key] = _allocations(self._listed, by_minor, by_index, published)
+        return self._allocated[key]
 
-def _allocations(pods: Iterable[messages.PodResources], names: GpuNames) -> dict[tuple[str, str], Allocation]:
+
+def _allocations(
+    pods: Iterable[messages.PodResources],
+    by_minor: Mapping[str, str],
+    by_index: Mapping[str, str] = NOTHING_PUBLISHED,
+    published: Mapping[str, str] = NOTHING_PUBLISHED,
+) -> dict[tuple[str, str], Allocation]:
+    names = GpuNames(by_minor, by_index)
     held: dict[tuple[str, str], dict[str, str | Undrivable]] = {}
     owned: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
     for pod in pods:
@@ -133,7 +157,8 @@ def _allocations(pods: Iterable[messages.PodResources], names: GpuNames) -> dict
             for claim in container.dynamic_resources:
                 for device in claim.claim_resources:
                     if device.driver_name == keys.DRA_DRIVER:
-                        devices[f"{device.pool_name}/{device.device_name}"] = names.of_dra(device.device_name)
+                        device_id = f"{device.pool_name}/{device.device_name}"
+                        devices[device_id] = names.of_dra(device.device_name, published.get(device_id))
             of_pod.update(devices)
             own = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
             owned.setdefault((pod.namespace, pod.name), {})[container.name] = own

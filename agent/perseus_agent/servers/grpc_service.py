@@ -155,7 +155,8 @@ class AgentService(stubs.AgentServicer):
             for pod in request.pods
         ]
         ttl_s, clock = s_from_ms(request.ttl_ms), LeaseClock(request.clock_mhz, s_from_ms(request.keep_clock_ms))
-        wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, ttl_s, pods, clock)
+        named_gpus = [(f"{gpu.pool}/{gpu.device}", gpu.uuid) for gpu in request.named_gpus]
+        wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, ttl_s, pods, clock, named_gpus)
         return self._leased(self._node.acquire(wanted))
 
     @_command

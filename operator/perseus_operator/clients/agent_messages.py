@@ -11,6 +11,7 @@ from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu
+from perseus_operator.planning.named_gpus import NamedGpu
 from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.units import s_from_ms
@@ -87,6 +88,11 @@ def pod_message(pod: Pod) -> agent_pb2.Pod:
     """Convert a pod of a job for its lease."""
     containers = [agent_pb2.Container(id=identifier, name=name) for identifier, name in sorted(pod.containers)]
     return agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name, containers=containers)
+
+
+def named_gpu_message(gpu: NamedGpu) -> agent_pb2.NamedGpu:
+    """Convert what is published of a device for a lease."""
+    return agent_pb2.NamedGpu(pool=gpu.pool, device=gpu.device, uuid=gpu.uuid)
 
 
 def lease_of(message: agent_pb2.Lease) -> LeaseInfo:

@@ -26,6 +26,7 @@ from perseus_operator.clients.agent_messages import (
     event_of,
     is_valid,
     lease_of,
+    named_gpu_message,
     pod_message,
     rank_of,
     schedule_of,
@@ -38,6 +39,7 @@ from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
 from perseus_operator.planning.latencies import ClockTimes
+from perseus_operator.planning.named_gpus import NamedGpu
 from perseus_proto.tls import CallerCredentials
 from perseus_proto.units import ms_from_s
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
@@ -165,6 +167,7 @@ class AgentPool:
         pods: Iterable[Pod],
         clock_mhz: int = 0,
         keep_clock_s: int = 0,
+        named_gpus: Iterable[NamedGpu] = (),
     ) -> LeaseInfo:
         """Acquire the job's lease on a node.
 
@@ -177,6 +180,7 @@ class AgentPool:
             pods: of the job on that node.
             clock_mhz: of all GPUs of the pods while no plan wants another; 0: none.
             keep_clock_s: how long it stays after the lease has run out.
+            named_gpus: what is published of the node's devices, and true for all of the pods.
 
         Raises:
             AgentError: the lease was not granted.
@@ -189,6 +193,7 @@ class AgentPool:
             pods=[pod_message(pod) for pod in pods],
             clock_mhz=clock_mhz,
             keep_clock_ms=ms_from_s(keep_clock_s),
+            named_gpus=map(named_gpu_message, named_gpus),
         )
         return lease_of(
             await self._request(address, lambda entry: entry.stub.AcquireLease(request, timeout=self._timeout_s))

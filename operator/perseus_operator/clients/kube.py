@@ -16,7 +16,7 @@ import kubernetes.aio.client as k8s
 
 from perseus_operator.clients.access_reviews import AccessReviews
 from perseus_operator.clients.kube_interface import AgentPods
-from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_sized_json, translated
+from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_json, read_sized_json, translated
 from perseus_operator.clients.object_store import ObjectStore
 from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
@@ -32,6 +32,8 @@ _FIRST_PAGE, _LEAST_PAGE, _LARGEST_PAGE = 50, 10, 500
 of annotations, and all jobs wait while it is parsed."""
 _PAGE_BYTES: Final = 2 << 20
 """Parsed in some ten milliseconds."""
+_MOST_SLICES: Final = 32
+"""Of a node that are read: a driver publishes a node's devices in one or a few."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -213,6 +215,13 @@ class KubeClient(ObjectStore, AccessReviews):
             async for page in self._pages(namespace, label_selector=keys.LABEL_JOB):
                 found += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
         return found
+
+    async def resource_slices(self, node: str) -> list[Json]:
+        """See ``Kube``."""
+        asked = k8s.ResourceV1Api(self._api).list_resource_slice_without_preload_content(
+            field_selector=f"spec.nodeName={node}", limit=_MOST_SLICES, _request_timeout=TIMEOUT_S
+        )
+        return list((await self._request(read_json(asked)))["items"] or ())
 
     async def _listed(self, plural: str) -> list[Json]:
         """Every cluster-wide object of a kind of ours; none if its CRD is not installed."""

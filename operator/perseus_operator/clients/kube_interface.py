@@ -168,3 +168,11 @@ class Kube(Protocol):
             namespaces: to look in; empty: all.
         """
         ...
+
+    async def resource_slices(self, node: str) -> list[Json]:
+        """List the ResourceSlices of a node, of all drivers.
+
+        Raises:
+            KubeNotFound: the API server has none: it is older than Kubernetes 1.34.
+        """
+        ...

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.clients.agent_messages import (
@@ -31,9 +31,11 @@ from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
+from perseus_operator.objects import Pod
 from perseus_operator.planning.hardware import clocks_of
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.latencies import ClockTimes
+from perseus_operator.planning.named_gpus import NamedGpu, named_gpus
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeCommand, Push, Release, Renew, Select
 from perseus_operator.planning.node_plans import StoredPlans
@@ -41,6 +43,8 @@ from perseus_operator.planning.state import JobState
 from perseus_operator.solving.frontier import SolvedFrontier
 
 logger = logging.getLogger(__name__)
+_SLICES_S: Final = 2.0
+"""How long a lease waits for a node's ResourceSlices."""
 
 
 class NodeSession:
@@ -146,6 +150,7 @@ class NodeSession:
                 pods=sorted(pods, key=lambda pod: pod.uid),
                 clock_mhz=action.resting.mhz,
                 keep_clock_s=action.resting.keep_s,
+                named_gpus=await self._named_gpus(node.name, pods),
             )
             node.lease_acquired(
                 pods,
@@ -174,6 +179,19 @@ class NodeSession:
             await self._select(node, address, action)
             if node.plans.from_iteration > action.from_iteration:
                 metrics.late_selections.inc()
+
+    async def _named_gpus(self, node_name: str, pods: Iterable[Pod]) -> Sequence[NamedGpu]:
+        """Of the pods that have devices by claims; none, if that is not known. The lease must not wait for it."""
+        claiming = [pod for pod in pods if pod.claims_since]
+        if not claiming or not self._services.resource_slices:
+            return ()
+        try:
+            async with asyncio.timeout(_SLICES_S):
+                slices = await self._services.kube.resource_slices(node_name)
+            return named_gpus(slices, claiming)
+        except (KubeError, TimeoutError) as error:
+            logger.warning("%s: the ResourceSlices of node %s are unknown: %s", self._state.ref, node_name, error)
+            return ()
 
     async def _push(self, node: Node, address: str, action: Push) -> None:
         solved = self._frontier.find(action.plans)

@@ -56,6 +56,8 @@ class Services:
     """None: no EnergyClasses are served, so nothing is granted."""
     namespaces: Sequence[str] = ()
     """That this operator serves; none: all."""
+    resource_slices: bool = False
+    """Whether ResourceSlices may be read."""
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0
     cache: SolveCache = field(default_factory=SolveCache)

@@ -251,6 +251,15 @@ def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
     return bool(spec.get("resourceClaims")) or any("gpu" in name or "nvidia.com/" in name for name in names)
 
 
+def claims_since(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """When a pod with devices by claims was started; empty: it has none, or was not.
+
+    An extended resource of a DeviceClass is a claim that the scheduler makes.
+    """
+    claims = spec.get("resourceClaims") or status.get("extendedResourceClaimStatus")
+    return str(status.get("startTime") or "") if claims else ""
+
+
 def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Identifier and name of the containers of a pod that has several; none of one alone, which is the pod."""
     kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")

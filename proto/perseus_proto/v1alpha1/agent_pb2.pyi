@@ -170,7 +170,7 @@ class Rank(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ..., schedule: _Optional[_Union[StageSchedule, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz", "keep_clock_ms")
+    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz", "keep_clock_ms", "named_gpus")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class AcquireLeaseRequest(_message.Message):
     PODS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     KEEP_CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    NAMED_GPUS_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     job_name: str
     epoch: int
@@ -185,7 +186,18 @@ class AcquireLeaseRequest(_message.Message):
     pods: _containers.RepeatedCompositeFieldContainer[Pod]
     clock_mhz: int
     keep_clock_ms: int
-    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., keep_clock_ms: _Optional[int] = ...) -> None: ...
+    named_gpus: _containers.RepeatedCompositeFieldContainer[NamedGpu]
+    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., keep_clock_ms: _Optional[int] = ..., named_gpus: _Optional[_Iterable[_Union[NamedGpu, _Mapping]]] = ...) -> None: ...
+
+class NamedGpu(_message.Message):
+    __slots__ = ("pool", "device", "uuid")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    device: str
+    uuid: str
+    def __init__(self, pool: _Optional[str] = ..., device: _Optional[str] = ..., uuid: _Optional[str] = ...) -> None: ...
 
 class Pod(_message.Message):
     __slots__ = ("uid", "namespace", "name", "containers")

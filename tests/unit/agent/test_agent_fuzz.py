@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Agent:
         self.local = LocalServer(self.socket, self.node, kubelet.proc_root)
         self.local.start()
 
-    def allocation(self, namespace: str, name: str) -> Allocation:
+    def allocation(self, namespace: str, name: str, published: Mapping[str, str]) -> Allocation:
         return Allocation((self.gpu.uuid,), {})
 
     def assert_untouched(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,8 @@ class Bench:
             "pod-1": Allocation((gpu_uuid(2),), {}),
         }
         self.silent = False
+        self.published: Mapping[str, str] = {}
+        """With which the kubelet was asked last."""
         self.now_s = 100.0
         """By the clock of the leases."""
         self.node = Node(
@@ -44,9 +46,10 @@ class Bench:
         )
         self.node.start()
 
-    def allocation(self, _namespace: str, name: str) -> Allocation | None:
+    def allocation(self, _namespace: str, name: str, published: Mapping[str, str]) -> Allocation | None:
         if self.silent:
             raise KubeletUnavailable("it is being upgraded")
+        self.published = published
         return self.given[name]
 
     def lease(
@@ -129,6 +132,14 @@ def test_the_kubelets_latest_answer_counts(bench: Bench) -> None:
     wait_for(lambda: bench.reported[0].message == "the kubelet does not know this pod", "it is said")
     bench.given["pod-0"] = Allocation((), {})  # a launcher
     wait_for(lambda: bench.reported[0] == LeasedGpu("pod-0", "", 0, ""), "it is said")
+
+
+def test_the_latest_lease_says_what_is_published_of_its_gpus(bench: Bench) -> None:
+    pods = [PodName("pod-1", "ns", "pod-1")]
+    for named in ([("node-1/gpu-0", gpu_uuid(2))], []):
+        bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, pods, LeaseClock(900), named))
+        wait_for(lambda named=named: bench.published == dict(named), "the kubelet is asked with it")  # type: ignore[misc]
+    bench.wait_locked(None, None, 900, None)
 
 
 def test_a_kubelet_that_does_not_answer_changes_nothing_and_is_asked_again(bench: Bench) -> None:

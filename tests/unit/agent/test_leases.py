@@ -36,9 +36,10 @@ class Table:
         ttl_s: float = 10.0,
         pods: tuple[PodName, ...] = (POD,),
         clock: LeaseClock = NO_CLOCK,
+        named_gpus: tuple[tuple[str, str], ...] = (),
     ) -> list[JobLease]:
         """Return the leases that it ends."""
-        wanted = LeaseRequest(job, f"ns/{job}", epoch, ttl_s, pods, clock)
+        wanted = LeaseRequest(job, f"ns/{job}", epoch, ttl_s, pods, clock, named_gpus)
         self.leases.check(wanted)
         self.journal.record_epoch(job, epoch)
         return self.leases.acquire(wanted)[1]
@@ -151,6 +152,9 @@ def test_acquiring_again_replaces_the_pods(table: Table) -> None:
         ({"pods": ()}, "pods: must name 1 to"),
         ({"pods": (POD,) * 2}, "pods.uid: must not name a pod twice"),
         ({"pods": (PodName("", "a", "b"),)}, "pods: uid, namespace and name"),
+        ({"named_gpus": (("node/gpu-0", "a"), ("node/gpu-0", "b"))}, "named_gpus.device: must not name a device twice"),
+        ({"named_gpus": (("node/gpu-0", ""),)}, "named_gpus: must be at most 128, with 1 to 512 characters"),
+        ({"named_gpus": tuple((f"node/gpu-{i}", "a") for i in range(129))}, "named_gpus: must be at most 128"),
         ({"pods": tuple(PodName(f"{i}", "a", "b") for i in range(MAX_PODS + 1))}, "pods: must name 1 to"),
     ],
 )

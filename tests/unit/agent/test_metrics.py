@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Bench:
         journal, _ = Journal.open(folder / f"journal-{gpus}", "boot")
         self.node = Node(RecordingSet(self.gpus), journal, self, self.hub, LIMITS)
 
-    def allocation(self, _namespace: str, _name: str) -> Allocation:
+    def allocation(self, _namespace: str, _name: str, _published: Mapping[str, str]) -> Allocation:
         return Allocation(tuple(gpu.uuid for gpu in self.gpus), {})
 
     def lease(self, job: str = "a", uid: str = "u", ttl_s: float = 60.0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ class Bench:
         self.node = Node(RecordingSet(self.gpus), self.journal, self, self.hub, LIMITS, monotonic_s=lambda: self.now_s)
         self.node.start()
 
-    def allocation(self, namespace: str, name: str) -> Allocation:
+    def allocation(self, namespace: str, name: str, published: Mapping[str, str]) -> Allocation:
         """Pod n holds GPU n, its container "trainer" does."""
         gpu = gpu_uuid(int(name.rpartition("-")[2]))
         return Allocation((gpu,), {}, {"trainer": frozenset({gpu})})

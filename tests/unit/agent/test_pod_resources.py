@@ -42,7 +42,7 @@ class Kubelet(stubs.PodResourcesListerServicer):
 
 def names_of(*index_and_minor: tuple[int | None, int | None]) -> GpuNames:
     """Of a node whose GPUs have these NVML indices and minor numbers."""
-    return GpuNames(
+    return GpuNames.of_node(
         DeviceIdentity(GPU[number], "model", (), minor_number=minor, nvml_index=index)
         for number, (index, minor) in enumerate(index_and_minor)
     )
@@ -220,6 +220,37 @@ def test_a_number_that_means_two_gpus_is_nobodys(path: Path, kubelet: Kubelet, c
         choose_gpu(found[0], "", GPU)
     with pytest.raises(PeerRefused, match="not a GPU of this container"):
         choose_gpu(found[0], GPU[0], GPU)  # what a process says of itself decides nothing
+    resources.close()
+
+
+def test_a_published_uuid_decides_between_the_two_gpus_that_a_name_can_mean(
+    path: Path, kubelet: Kubelet, clock: Clock
+) -> None:
+    resources = PodResources(str(path), names=names_of((0, 3), (1, 1), (2, 0)), clock_s=clock)
+    kubelet.pods = [pod(name, claims=[("gpu.nvidia.com", name)]) for name in ("gpu-0", "gpu-1", "gpu-2", "gpu-4")]
+
+    def found(name: str, number: int, pool: str = "node-1") -> Allocation | None:
+        return resources.allocation("training", name, {f"{pool}/{name}": GPU[number]})
+
+    assert found("gpu-0", 0) == Allocation((GPU[0],), {}), "named by a driver that counts by index"
+    assert found("gpu-0", 2) == Allocation((GPU[2],), {}), "or by minor number"
+    assert found("gpu-2", 2) == Allocation((GPU[2],), {}), "though no GPU has that minor number"
+    for name, number in (("gpu-0", 1), ("gpu-1", 0), ("gpu-2", 0), ("gpu-0", 3)):
+        contradicted = Allocation((), {f"node-1/{name}": Undrivable.CONTRADICTED})
+        assert found(name, number) == contradicted, "a UUID that the name cannot mean is not believed"
+    assert found("gpu-4", 0) == Allocation((), {"node-1/gpu-4": Undrivable.UNRESOLVED})
+    assert found("gpu-0", 0, pool="another") == Allocation((), {"node-1/gpu-0": Undrivable.AMBIGUOUS})
+    assert resources.allocation("training", "gpu-0") == Allocation((), {"node-1/gpu-0": Undrivable.AMBIGUOUS})
+    resources.close()
+
+
+def test_what_is_published_shows_that_two_pods_share_a_gpu(path: Path, kubelet: Kubelet, clock: Clock) -> None:
+    """One by a claim, whose name alone would not say so, and one by the device plugin."""
+    resources = PodResources(str(path), names=names_of((0, 1), (1, 0)), clock_s=clock)
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[1]]}), pod("b", claims=[("gpu.nvidia.com", "gpu-0")])]
+    published = {"node-1/gpu-0": GPU[1]}
+    assert resources.allocation("training", "a", published) == Allocation((), {GPU[1]: Undrivable.SHARED})
+    assert resources.allocation("training", "b", published) == Allocation((), {"node-1/gpu-0": Undrivable.SHARED})
     resources.close()
 
 
