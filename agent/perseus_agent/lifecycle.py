@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import grpc
 
+from perseus_agent import garbage
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal, boot_id
@@ -160,8 +162,12 @@ def _serve(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
         journal.presume_locked(device.identity.uuid for device in devices.devices if _drivable(device))
     server = Server(settings, devices, journal, ledger)
     server.start()
+    garbage.begin()
+    collected_s = time.monotonic()
     while not stop.wait(CHECK_S) and not (server.node.driver_replaced or server.node.stuck):
-        pass
+        if time.monotonic() - collected_s > garbage.INTERVAL_S:
+            garbage.collect(idle=not server.node.ranks())
+            collected_s = time.monotonic()
     given_back = server.stop()
     if server.node.stuck:
         return STUCK

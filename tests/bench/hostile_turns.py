@@ -7,7 +7,6 @@ second everything is real but the GPU.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from tests.bench.attacker import KINDS
 from tests.doubles.recording_gpu import CLOCKS_MHZ, RecordingGpu
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
+from perseus_agent import garbage
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
@@ -64,8 +64,7 @@ def turn_ms(kind: str, count: int) -> float:
         channel = ChannelReader.create(count)
         schedule = tuple(Instruction(InstructionKind.FORWARD, number, 0) for number in range(count))
         follower = RankFollower(RANK, schedule, channel, plans, machine_clock=True)
-        gc.collect()
-        gc.freeze()  # what this process made before is not the thread's to look through
+        garbage.begin()  # as the agent does
         worker.start()
         worker.attach(follower).result(60)
         fds = channel.memory_fd, os.dup(channel.event_fd)

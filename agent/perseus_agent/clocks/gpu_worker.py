@@ -218,15 +218,13 @@ class GpuWorker:
         stopping = False
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep this thread awake.
-            events = self._wait()
+            rung = {descriptor for descriptor, _ in self._wait()}
             now_s = self.turn.begin()
             try:
-                for descriptor, _ in events:
-                    if descriptor == self._commands.bell:
-                        stopping = self._obey()
-                    elif self.follower is not None:
-                        self._follow(self.follower)
-                if 0 < self._look_s <= now_s and self.follower is not None:
+                if self._commands.bell in rung:
+                    stopping = self._obey()
+                due = rung - {self._commands.bell} or 0 < self._look_s <= now_s
+                if due and self.follower is not None:
                     self._follow(self.follower)
                 if now_s >= self._due_s:
                     self._routine(now_s)

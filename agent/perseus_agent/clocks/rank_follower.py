@@ -273,6 +273,8 @@ class RankFollower:
         if self._open is not None:
             finished.append(self._finish(self._open, self._open.end_us, writes))
             self._open = None
+        # Both refer back to this object, and nobody looks for circles (``perseus_agent.garbage``).
+        self._reading, self._timetable = None, Timetable(self._count, lambda _: None)
         return finished
 
     # ------------------------------------------------------------------------------------------- inside

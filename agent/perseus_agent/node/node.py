@@ -269,7 +269,8 @@ class Node:
         if session.detached is None:
             session.channel.close()
         else:  # whatever has unbound it: its lease may have ended a moment before
-            session.detached.add_done_callback(lambda _: session.channel.close())
+            channel = session.channel  # the session must not refer to itself: nobody looks for circles
+            session.detached.add_done_callback(lambda _: channel.close())
 
     # ------------------------------------------------------------------------------------------- inside, under the lock
 
