@@ -28,7 +28,8 @@ class Pattern:
         self.boundaries = 0
         """How many are known."""
         self.period_us = 0
-        """From the begin of the iteration to the begin of the next."""
+        """From the begin of the iteration to the begin of the next, which does not come before its last boundary: of
+        iterations that differ, the medians of both may be of different ones."""
         self.period_spread_us = 0
         self._spreads_us: dict[tuple[int, int], int] = {}
 
@@ -47,11 +48,13 @@ class Pattern:
         self._kept.append(array("q", offsets_us))
         self.boundaries = len(offsets_us)
         self._spreads_us = {}
+        self.period_us = max(self.period_us, self.place_us(self.boundaries - 1))
 
     def add_period(self, period_us: int) -> None:
         """One more iteration has been followed by another, so long after its begin."""
         self._periods_us.append(period_us)
-        self.period_us = sorted(self._periods_us)[len(self._periods_us) // 2]
+        period_us = sorted(self._periods_us)[len(self._periods_us) // 2]
+        self.period_us = max(period_us, self.place_us(self.boundaries - 1)) if self.boundaries else period_us
         self.period_spread_us = _spread(self._periods_us)
 
     def place_us(self, boundary: int) -> int:

@@ -191,6 +191,16 @@ def test_what_has_happened_before_never_costs_time_when_it_happens_again(data: s
         assert min(control.in_effect(begin, begin + span)) >= mhz
 
 
+def test_the_next_iteration_is_not_predicted_before_the_end_of_this_one() -> None:
+    """Of the last boundary the median is 35,000 µs, of the period 25,000 µs."""
+    long, short = [(0, 5_000), (0, 10_000), (0, 20_000)], [(0, 5_000), (0, 15_000), (0, 5_000)]
+    runs = runs_of([long, short, short, *[long] * 4])
+    control = Control(Plan((900, 600, 600)), runs, 4, latency_us=3_000)
+    control.drive(runs[3].boundaries_us[-1], runs[5].boundaries_us[-1])
+    first_us = runs[5].begins_us[0]
+    assert min(control.in_effect(first_us, first_us + 5_000)) == 900
+
+
 @given(st.sampled_from((1, 2, 4, 5)), st.integers(0, 2_000_000))
 def test_a_gpu_that_does_not_go_on_keeps_the_clock_that_it_may_need(stop: int, late_us: int) -> None:
     """It is late by any time, by an instruction or a wait: then what follows has its clock. Only the instruction before
