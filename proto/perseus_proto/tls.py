@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
+
+from perseus_proto.certificate import end_of
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,8 @@ class CallerCredentials:
 
     def __init__(self, *, key: str | Path, cert: str | Path, ca: str | Path) -> None:
         self._files = _Files(key=key, cert=cert, ca=ca)
+        self._cert = cert
+        self._ends: datetime | None = None
 
     def renewed(self) -> grpc.ChannelCredentials | None:
         """The credentials that the files hold now; None if they have not changed since the last call, or cannot be read
@@ -62,7 +67,20 @@ class CallerCredentials:
         if contents is None:
             return None
         (private_key, chain), authority = contents
+        try:
+            self._ends = end_of(chain)
+        except ValueError:
+            self._ends = None
         return grpc.ssl_channel_credentials(authority, private_key, chain)
+
+    @property
+    def expired(self) -> str:
+        """That the certificate is over, for people; empty: it is not, as far as is known. The other side only hangs up,
+        so whoever did not answer may be in order.
+        """
+        if self._ends is None or datetime.now(UTC) < self._ends:
+            return ""
+        return f"the own certificate {self._cert} expired at {self._ends:%Y-%m-%dT%H:%M:%SZ}; renew it"
 
 
 class _Files:

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.doubles.recording_node import JOB, RecordingNode
+from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, wait_for
 from tests.waiting import PATIENCE_S
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
@@ -68,8 +69,8 @@ def caller(node: RecordingNode, trusted: Authority, pair: KeyPair | None) -> Ite
         yield stubs.AgentStub(channel)
 
 
-def operator(authority: Authority) -> KeyPair:
-    return authority.issue("operator", hosts=("perseus-operator",), client=True)
+def operator(authority: Authority, **changes: Any) -> KeyPair:
+    return authority.issue("operator", hosts=("perseus-operator",), client=True, **changes)
 
 
 def code_of(stub: Any) -> tuple[grpc.StatusCode, str]:
@@ -156,6 +157,58 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
         await pool.close()
 
     asyncio.run(renew())
+
+
+def test_an_expired_certificate_is_named_and_gpus_are_given_back_until_it_is_renewed(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """A lease lasts as long as it was renewed for; then its clock is gone, and comes back with the certificate."""
+    over = timedelta(minutes=-1)
+    agents, own = Secret(tmp_path / "agent"), Secret(tmp_path / "operator")
+    for secret in (agents, own):
+        secret.folder.mkdir()
+    agents.write(authority, authority.issue("perseus-agent", hosts=HOSTS))
+    own.write(authority, operator(authority))
+    files = Credentials(*(str(own.folder / name) for name in ("cert", "key", "ca")), server_name=HOSTS[1])
+
+    async def expire(node: RecordingNode) -> None:
+        pod, address = node.add_pod(0, [0]), node.addresses["grpc"]
+        lease: Any = {
+            "job_uid": JOB,
+            "job_name": "a/b",
+            "pods": [Pod(pod.uid, pod.namespace, pod.name, "node", "job", {})],
+        }
+        pool = AgentPool(files, timeout_s=PATIENCE_S)
+        await pool.acquire(address, epoch=1, ttl_s=1.0, clock_mhz=900, **lease)
+        await asyncio.to_thread(wait_for, lambda: node.locked()[gpu_uuid(0)] == 900, "the clock is locked")
+        await pool.close()  # as after the connection's hour
+        own.write(authority, operator(authority, lifetime=over))
+        pool = AgentPool(files, timeout_s=PATIENCE_S)
+        named = rf"the own certificate {own.folder}/cert expired at 20\d\d-.*Z; renew it: UNAVAILABLE"
+        with pytest.raises(AgentUnavailable, match=named):
+            await pool.renew(address, job_uid=JOB, epoch=1, ttl_s=60.0)
+        await asyncio.to_thread(wait_for, node.all_default, "the lease has run out")
+        agents.write(authority, authority.issue("perseus-agent", hosts=HOSTS, lifetime=over))
+        own.write(authority, operator(authority))
+        other = AgentPool(files, timeout_s=PATIENCE_S)
+        with pytest.raises(AgentUnavailable, match=r"^UNAVAILABLE.*CERTIFICATE_VERIFY_FAILED: certificate has expired"):
+            await other.acquire(address, epoch=2, ttl_s=60.0, clock_mhz=900, **lease)
+        await other.close()
+        assert node.all_default()
+        agents.write(authority, authority.issue("perseus-agent", hosts=HOSTS))
+        for attempt in itertools.count():
+            try:
+                await pool.acquire(address, epoch=2, ttl_s=60.0, clock_mhz=900, **lease)
+                break
+            except AgentUnavailable:
+                assert attempt < 600
+                await asyncio.sleep(0.1)
+        await asyncio.to_thread(wait_for, lambda: node.locked()[gpu_uuid(0)] == 900, "the clock is back")
+        await pool.close()
+
+    with RecordingNode.open(tmp_path / "node", gpus=1) as node:
+        node.start_agent(*agents.flags, "--allowed-san=perseus-operator", secure=True)
+        asyncio.run(expire(node))
 
 
 def test_without_certificates_and_without_the_word_insecure_it_does_not_start(tmp_path: Path) -> None:

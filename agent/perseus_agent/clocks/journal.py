@@ -55,11 +55,22 @@ def decode_journal(data: bytes) -> JournalState:
     try:
         document = json.loads(data)
         body = document["body"]
-        if document["digest"] != _digest(body) or body["version"] != _VERSION:
-            raise JournalError("journal: its digest or version is not that of its content")
+        if document["digest"] != _digest(body):
+            raise JournalError("journal: its digest is not that of its content")
+        if body["version"] != _VERSION:
+            raise JournalError(f"journal: version {body['version']!r} is of another release; this one reads {_VERSION}")
         return JournalState(body["boot_id"], frozenset(body["locked"]), dict(body["epochs"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JournalError(f"journal: not a journal of this agent: {error}") from None
+
+
+def _epochs_of(data: bytes) -> dict[str, int]:
+    """The epochs in a whole journal of another release: an epoch means the same in each. None, if it is damaged."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError, JournalError):
+        document = json.loads(data)
+        if document["digest"] == _digest(document["body"]):
+            return dict(document["body"]["epochs"])
+    return {}
 
 
 class OwedGpus(Protocol):
@@ -106,6 +117,7 @@ class Journal:
         except JournalError as error:
             with contextlib.suppress(OSError):  # a copy for people, where there is room for one
                 path.with_suffix(path.suffix + ".damaged").write_bytes(data)
+            journal._state = replace(journal._state, epochs=_epochs_of(data))
             return journal, error
         same_boot = state.boot_id == boot_id
         journal._state = replace(state, boot_id=boot_id, locked=state.locked if same_boot else frozenset())

@@ -341,6 +341,31 @@ def parse(model: type[T], raw: object, path: str) -> T:
     return result
 
 
+def parse_stored(model: type[T], raw: object) -> T | None:
+    """Parse what an operator has stored: of another release perhaps, whose further fields are left out; None: there is
+    nothing, or nothing that this release understands.
+    """
+    try:
+        return parse(model, _pruned(raw, openapi_of(model)), "")
+    except InvalidSpec:
+        return None
+
+
+def stored_items(raw: object) -> list[Mapping[str, Any]]:
+    """The objects of a list as it is stored, without anything else."""
+    return [each for each in raw if isinstance(each, Mapping)] if isinstance(raw, list) else []
+
+
+def _pruned(raw: Any, openapi: Json) -> Any:
+    """An object without the fields that its schema does not have, as an API server with this schema stores it."""
+    if isinstance(raw, Mapping) and "properties" in openapi:
+        known = openapi["properties"]
+        return {key: _pruned(value, known[key]) for key, value in raw.items() if key in known}
+    if isinstance(raw, list) and "items" in openapi:
+        return [_pruned(item, openapi["items"]) for item in raw]
+    return raw
+
+
 def dump(value: Any) -> Any:
     """Return the raw form of a typed value; fields that are absent are left out."""
     if hasattr(value, "__dataclass_fields__"):

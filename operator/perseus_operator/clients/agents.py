@@ -368,8 +368,10 @@ class AgentPool:
             try:
                 async with self._channel(address) as entry:
                     answer = await _call(lambda: call(entry))
-            except AgentUnavailable:
+            except AgentUnavailable as error:
                 self._silent.add(address)
+                if self._files is not None and (expired := self._files.expired):
+                    raise AgentUnavailable(f"{expired}: {error}") from error
                 raise
         self._silent.discard(address)
         return answer

@@ -88,12 +88,12 @@ class Peers:
             try:
                 return await call(peer_pb2_grpc.PeerStub(channel))
             except grpc.aio.AioRpcError as error:
-                raise _translated(error, address) from error
+                raise _translated(error, address, self._files.expired) from error
 
 
-def _translated(error: grpc.aio.AioRpcError, address: str) -> OperatorError:
+def _translated(error: grpc.aio.AioRpcError, address: str, expired: str) -> OperatorError:
     name = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, OperatorError):
         return kind((error.details() or "")[:300])
-    return KubeUnavailable(f"the replica at {address} did not answer: {error.code().name}")
+    return KubeUnavailable(f"the replica at {address} did not answer: {expired or error.code().name}")

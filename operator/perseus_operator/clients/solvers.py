@@ -154,7 +154,8 @@ class SolverWorkers:
                 begun = BEGUN_METADATA in await call.initial_metadata()
                 return await asyncio.to_thread(verdict_of, await call)
             except grpc.aio.AioRpcError as error:
-                where = f"{address}: {error.code().name}: {(error.details() or '')[:200]}"
+                expired = f"{self._files.expired}: " if self._files.expired else ""
+                where = f"{expired}{address}: {error.code().name}: {(error.details() or '')[:200]}"
                 raise (_Lost if begun else _Busy)(where) from error
             except InvalidAnswer as error:
                 raise _Lost(f"{address}: {error}") from error

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 from itertools import pairwise
 from statistics import median, median_high, median_low
-from typing import Any, Final
+from typing import Final
 
 from perseus_operator.api.objective import Objective
-from perseus_operator.api.schema import parse
+from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import GuardStatus
-from perseus_operator.errors import InvalidSpec
 from perseus_operator.formatting import stamp
 from perseus_operator.planning.guard_cause import Cause, Finding
 from perseus_operator.planning.iterations import JobIteration
@@ -284,15 +283,14 @@ def guard_to_status(guard: Guard) -> GuardStatus | None:
     )
 
 
-def guard_from_status(status: Mapping[str, Any], *, now_s: float, wall_s: float) -> Guard:
-    """The guard that an earlier operator stored; a new one if it cannot be read.
+def guard_from_status(status: object, *, now_s: float, wall_s: float) -> Guard | None:
+    """The guard that an earlier operator stored; None: it stored none, or none that is understood.
 
     A pause goes on, but never for longer than it was made for, whatever the two machines' clocks show.
     """
-    try:
-        known = parse(GuardStatus, status, "status.guard")
-    except InvalidSpec:
-        return Guard()
+    known = parse_stored(GuardStatus, status)
+    if known is None:
+        return None
     hold = next((hold for hold, name in _HOLD_NAMES.items() if name == known.hold), Hold.NOTHING)
     until_wall_s = datetime.fromisoformat(known.until).timestamp()
     guard = Guard(
@@ -304,7 +302,7 @@ def guard_from_status(status: Mapping[str, Any], *, now_s: float, wall_s: float)
         reference_us=known.reference_time_microseconds,
         measured_us=known.measured_time_microseconds,
         bound_us=known.allowed_time_microseconds,
-        finding=Finding(Cause(known.cause), known.evidence) if known.cause and known.evidence else None,
+        finding=Finding(Cause(known.cause), known.evidence) if known.cause in tuple(Cause) and known.evidence else None,
     )
     # A hold may be over while its time of observation is not: it then ended less than one pause ago.
     left_s = min(until_wall_s - wall_s, guard.pause_s)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import CanaryStatus
 from perseus_proto.units import ppm_from_ratio, ratio_from_ppm
 
@@ -56,13 +56,14 @@ def canary_to_status(canary: Canary, spec: JobSpec) -> CanaryStatus | None:
 
 def canary_from_status(written: object) -> Canary:
     """As an earlier operator has stored it; else one that begins."""
-    if not isinstance(written, Mapping) or written.get("phase") not in tuple(Phase):
+    known = parse_stored(CanaryStatus, written)
+    if known is None or known.phase not in tuple(Phase):
         return Canary()
-    saved, slowdown = (written.get(f"{what}PartsPerMillion") for what in ("saved", "slowdown"))
+    saved, slowdown = known.saved_parts_per_million, known.slowdown_parts_per_million
     return Canary(
-        Phase(written["phase"]),
+        Phase(known.phase),
         None if saved is None else ratio_from_ppm(saved),
         None if slowdown is None else ratio_from_ppm(slowdown),
-        str(written.get("message", "")),
-        int(written.get("slowAttempts", 0)),
+        known.message or "",
+        known.slow_attempts or 0,
     )

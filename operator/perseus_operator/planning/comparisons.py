@@ -12,13 +12,14 @@ scatter, which says how sure their mean is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
+from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ComparisonStatus, Figures, PairStatus
-from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.iterations import Measured, measured_of
 from perseus_proto.units import ppm_from_ratio, ratio_from_ppm
 
 KEPT: Final = 20
@@ -167,14 +168,11 @@ def comparisons_to_status(comparisons: Comparisons) -> ComparisonStatus | None:
 
 def comparisons_from_status(written: object) -> Comparisons:
     """As an earlier operator has stored them; none, if it has not."""
-    if not isinstance(written, Mapping):
+    known = parse_stored(ComparisonStatus, written)
+    if known is None:
         return Comparisons()
     pairs = (
-        Pair(ratio_from_ppm(each["savedPartsPerMillion"]), ratio_from_ppm(each["slowdownPartsPerMillion"]))
-        for each in written.get("pairs") or ()
+        Pair(ratio_from_ppm(each.saved_parts_per_million), ratio_from_ppm(each.slowdown_parts_per_million))
+        for each in known.pairs or ()
     )
-    figures = written["without"]
-    without = Measured(
-        int(figures["iterationTimeMicroseconds"]), figures.get("energyMillijoules"), int(figures.get("iterations", 1))
-    )
-    return Comparisons(tuple(pairs)[-KEPT:], without, last=int(written["lastIteration"]))
+    return Comparisons(tuple(pairs)[-KEPT:], measured_of(known.without), last=known.last_iteration)

@@ -17,9 +17,8 @@ from itertools import chain
 from statistics import median
 from typing import Any, Final
 
-from perseus_operator.api.schema import parse
+from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
-from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.evidence import MarkSource
 from perseus_operator.planning.gpu import MAX_CLOCKS, ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
@@ -229,9 +228,8 @@ def hardware_from_status(status: object) -> Hardware | None:
     """The hardware that an earlier operator planned with, but for the pipelines, which the spec says; None: it stored
     none, or none that can be read.
     """
-    try:
-        known = parse(HardwareStatus, status, "status.hardware")
-    except InvalidSpec:
+    known = parse_stored(HardwareStatus, status)
+    if known is None or known.figures.upper() not in Basis.__members__:
         return None
     clocks = {
         one.megahertz: ClockTimes(

@@ -14,6 +14,8 @@ from functools import cached_property
 from statistics import median
 from typing import Final, TypeVar
 
+from perseus_operator.api.schema import parse_stored
+from perseus_operator.api.status import Figures
 from perseus_operator.planning.evidence import Evidence, combine
 from perseus_proto.rank import RankId
 
@@ -145,6 +147,17 @@ class Measured:
     time_us: int
     energy_mj: int | None
     iterations: int
+
+
+def measured_of(figures: Figures) -> Measured:
+    """Figures as an operator has stored them."""
+    return Measured(figures.iteration_time_microseconds, figures.energy_millijoules, figures.iterations or 1)
+
+
+def measured_from_status(written: object) -> Measured | None:
+    """The same; None: there are none, or none that are understood."""
+    figures = parse_stored(Figures, written)
+    return None if figures is None else measured_of(figures)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from perseus_operator.api.budget import (
     JobShare,
 )
 from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_stored, stored_items
 from perseus_operator.formatting import percent
 from perseus_operator.planning.aim import Now, current_target
 from perseus_operator.planning.gpu import UNKNOWN_BOARD_W
@@ -282,8 +283,9 @@ def _share(member: Member, watts: float) -> JobShare:
 def decision_from_status(written: Mapping[str, Any]) -> BudgetDecision:
     """The shares that another replica, or an operator before this one, has granted, as the status has them."""
     shares_w = {}
-    for share in written.get("shares") or ():
-        if isinstance(share, Mapping):
-            shares_w[f"{share.get('namespace')}/{share.get('name')}"] = float(share.get("watts") or 0)
-    reasons = {condition.get("reason") for condition in written.get("conditions") or ()}
-    return BudgetDecision(allocation=Allocation(shares_w, BudgetReason.TOO_SMALL.value not in reasons))
+    for share in stored_items(written.get("shares")):
+        if (known := parse_stored(JobShare, share)) is not None:
+            shares_w[f"{known.namespace}/{known.name}"] = float(known.watts)
+    conditions = stored_items(written.get("conditions"))
+    too_small = any(each.get("reason") == BudgetReason.TOO_SMALL for each in conditions)
+    return BudgetDecision(allocation=Allocation(shares_w, not too_small))

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
-from perseus_operator.api.schema import parse
-from perseus_operator.errors import InvalidSpec
+from perseus_operator.api.schema import parse_stored, stored_items
 from perseus_operator.planning.power_allocation import Claim
 from perseus_operator.planning.power_budget import Member
 
@@ -39,19 +38,19 @@ def member_from_status(job: str, priority: int, status: Mapping[str, Any]) -> Me
         priority: of the job.
         status: of the PerseusJob; what cannot be read in it is not known.
     """
-    conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions", ())}
-    if conditions.get(ConditionType.ACTIVE.value) == "False":
+    conditions = stored_items(status.get("conditions"))
+    if any(each.get("type") == ConditionType.ACTIVE and each.get("status") == "False" for each in conditions):
         return None
-    try:
-        share = parse(ShareStatus, status["powerBudget"], "status.powerBudget")
-    except (KeyError, InvalidSpec):
+    share = parse_stored(ShareStatus, status.get("powerBudget"))
+    if share is None:
         return Member(job, priority)
     draw = share.draw or DrawStatus()
     held_w = math.inf if draw.held_watts is None else float(draw.held_watts)
     claim = None
     if draw.speeds:
         curve = tuple((float(at.watts), at.speed_parts_per_million / _MILLION) for at in draw.speeds)
-        digest = (status.get("frontier") or {}).get("digest", "")
+        frontier = status.get("frontier")
+        digest = str(frontier.get("digest", "")) if isinstance(frontier, Mapping) else ""
         claim = Claim(job, priority, draw.gpus or 0, curve, digest)
     follows_w = None if share.watts is None else float(share.watts)
     drawn_w = None if draw.unsteered_watts is None else float(draw.unsteered_watts)

@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.planning import bound_guard
+from perseus_operator.api.schema import stored_items
+from perseus_operator.planning.bound_guard import guard_from_status
 from perseus_operator.planning.canary import canary_from_status
 from perseus_operator.planning.comparisons import comparisons_from_status
 from perseus_operator.planning.hardware import hardware_from_status
-from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.iterations import measured_from_status
 from perseus_operator.planning.shape import shape_from_status
 from perseus_operator.planning.state import JobState
 
@@ -29,36 +30,24 @@ def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: fl
         now_s: monotonic.
         wall_s: the same moment by the wall clock, in seconds since 1970.
     """
-    guard = status.get("guard")
-    restored_guard = (
-        bound_guard.guard_from_status(guard, now_s=now_s, wall_s=wall_s) if isinstance(guard, Mapping) else None
-    )
     state.restored(
-        baseline=_measured(status.get("baseline")),
-        guard=restored_guard,
+        baseline=measured_from_status(status.get("baseline")),
+        guard=guard_from_status(status.get("guard"), now_s=now_s, wall_s=wall_s),
         hardware=hardware_from_status(status.get("hardware")),
         shape=shape_from_status(status.get("shape")),
         comparisons=comparisons_from_status(status.get("comparison")),
         canary=canary_from_status(status.get("canary")),
     )
-    state.end.restored(_finished_at_s(status), _measured(status.get("measured")))
-
-
-def _measured(figures: object) -> Measured | None:
-    if not isinstance(figures, Mapping):
-        return None
-    return Measured(
-        int(figures["iterationTimeMicroseconds"]), figures.get("energyMillijoules"), int(figures.get("iterations", 1))
-    )
+    state.end.restored(_finished_at_s(status), measured_from_status(status.get("measured")))
 
 
 def _finished_at_s(status: Mapping[str, Any]) -> float | None:
     """When the job finished, in seconds since 1970; None: it has not."""
-    found = {condition.get("type"): condition for condition in status.get("conditions", ())}
-    finished = found.get(ConditionType.FINISHED, {})
+    conditions = stored_items(status.get("conditions"))
+    finished = next((each for each in conditions if each.get("type") == ConditionType.FINISHED), {})
     if finished.get("status") != "True":
         return None
     try:
-        return datetime.fromisoformat(finished["lastTransitionTime"]).timestamp()
-    except (KeyError, ValueError):  # not as an operator writes it: the pods will say it again, if they are there
+        return datetime.fromisoformat(str(finished.get("lastTransitionTime"))).timestamp()
+    except ValueError:  # not as an operator writes it: the pods will say it again, if they are there
         return None

@@ -8,12 +8,11 @@ one without all the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
-from perseus_operator.api.schema import dump, parse
+from perseus_operator.api.schema import dump, parse, parse_stored
 from perseus_operator.api.status import ShapeStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.node import DeclaredSchedule
@@ -87,8 +86,5 @@ def shape_to_status(shape: Pipeline | None) -> ShapeStatus | None:
 
 def shape_from_status(stored: object) -> Pipeline | None:
     """The shape that an earlier operator stored; None: it stored none that can be true."""
-    try:
-        found: Mapping[str, Any] = dump(parse(ShapeStatus, stored, "status.shape"))
-        return parse(Pipeline, found, "status.shape")
-    except InvalidSpec:
-        return None
+    shape = parse_stored(ShapeStatus, stored)
+    return None if shape is None else parse_stored(Pipeline, dump(shape))

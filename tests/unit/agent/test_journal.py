@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perseus_agent.clocks.journal import MAX_EPOCHS, Journal, JournalState, decode_journal, encode_journal
+from perseus_agent.clocks.journal import MAX_EPOCHS, Journal, JournalState, _digest, decode_journal, encode_journal
 from perseus_agent.errors import JournalError
 
 
@@ -115,6 +115,26 @@ def test_a_damaged_journal_stays_until_every_gpu_presumed_locked_is_on_disk(path
     assert reopen(path).locked == {"GPU-a", "GPU-b"}
     journal.record_reset("GPU-a")
     assert reopen(path).locked == {"GPU-b"}
+
+
+def test_a_journal_of_a_later_release_gives_every_gpu_back_and_keeps_its_fences(path: Path) -> None:
+    """An agent that is downgraded does not know which GPUs are locked, but who has been replaced."""
+    body = {"version": 2, "boot_id": "boot", "locked": [], "epochs": {"job": 7}, "locked_by_clock": {"GPU-a": 900}}
+    path.parent.mkdir()
+    path.write_text(json.dumps({"digest": _digest(body), "body": body, "of": "a later release"}))
+    journal, why = Journal.open(path, "boot")
+    assert str(why) == "journal: version 2 is of another release; this one reads 1"
+    assert journal.epoch("job") == 7
+    journal.presume_locked(["GPU-a"])
+    journal.record_epoch("other", 1)
+    assert (reopen(path).locked, reopen(path).epoch("job")) == ({"GPU-a"}, 7)
+
+
+def test_fields_of_a_later_release_are_left_out_of_a_journal(path: Path) -> None:
+    body = {"version": 1, "boot_id": "boot", "locked": ["GPU-a"], "epochs": {"job": 7}, "new": {"GPU-a": 900}}
+    path.parent.mkdir()
+    path.write_text(json.dumps({"digest": _digest(body), "body": body}))
+    assert (reopen(path).locked, reopen(path).epoch("job")) == ({"GPU-a"}, 7)
 
 
 def test_a_journal_that_cannot_be_written_is_an_error_and_changes_nothing(path: Path) -> None:
