@@ -76,6 +76,8 @@ def run_pipeline(bench: Bench, scan: ClockScan, switches: SwitchTimes, seconds: 
             energy.read()
         _until_completed(bench, bench.workload, firsts[-1] + after, give_up_s)
     items = everything[before : firsts[-1]]
+    if len(items) < firsts[-1] - before:
+        raise PipelineFailed(f"the workload says that it did {len(everything)} of {firsts[-1] + after} items")
     begin_s, end_s = s_from_us(items[0].begin_us), s_from_us(items[-1].begin_us + items[-1].duration_us)
     own = [item.duration_us for item in items]
     middle_s = (_time_s(fast) * _time_s(slow)) ** 0.5

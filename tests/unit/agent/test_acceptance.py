@@ -20,6 +20,7 @@ from perseus_agent.acceptance.kit import accept
 from perseus_agent.acceptance.markdown import render
 from perseus_agent.acceptance.report import Report, hardware_json, report_json
 from perseus_agent.acceptance.restoration import RestorationFailed
+from perseus_agent.acceptance.workload import WorkItem
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
 from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency
@@ -209,6 +210,41 @@ def test_a_driver_that_fails_once_at_any_call_leaves_no_clock_locked(
         assert report.complete or report.notes
     assert run.gpu.locked_mhz == 0
     assert run.journal.locked == frozenset()
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_a_workload_that_makes_its_times_up_gets_its_clocks_returned_and_a_report(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Items may be too few, too many, of any length, at any time, and done before they were begun."""
+    run = Run(tmp_path_factory.mktemp("run"), MODELS["a100"])
+    times = st.sampled_from([1e-300, 1.0, 500.0, 1e6, 1e12, 1e300])
+    made_up = [WorkItem(data.draw(times), data.draw(times)) for _ in range(data.draw(st.integers(0, 6)))]
+    often = data.draw(st.sampled_from([1, 1, 500]))
+    done = data.draw(st.sampled_from([-(2**63), 0, 2**63 - 1]))
+
+    class MadeUp:
+        name = "made up"
+
+        def start(self, items: int | None = None) -> None: ...
+
+        def completed(self) -> int:
+            return done
+
+        def finish(self) -> list[WorkItem]:
+            return made_up * often
+
+        def close(self) -> None: ...
+
+    bench = Bench(run.gpu, MadeUp(), run.pause)
+    report = accept(bench, run.journal, run.agents, minutes=0.1, driver_version="570.1")
+    assert report.clocks_returned
+    assert report.complete or report.notes
+    assert run.gpu.locked_mhz == 0
+    assert run.journal.locked == frozenset()
+    render(report)
+    json.dumps([report_json(report), hardware_json(report)], allow_nan=False)
 
 
 def test_a_gpu_that_cannot_be_reset_stays_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
-from perseus_agent.acceptance import cuda_items
+from perseus_agent.acceptance import cuda, cuda_items
 from perseus_agent.acceptance.cuda import CudaWorkload
 from perseus_agent.acceptance.workload import WorkloadFailed
 
@@ -70,6 +70,50 @@ def test_a_process_that_dies_is_noticed(script: Path) -> None:
     with pytest.raises(WorkloadFailed):
         workload.finish()
     workload.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        ("[" * 100_000, "no JSON"),
+        ("not JSON", "no JSON"),
+        ("[]", "begin_us must be a positive number"),
+        ('{"begin_us": "soon", "durations_us": []}', "begin_us must be a positive number"),
+        ('{"begin_us": NaN, "durations_us": []}', "begin_us must be a positive number"),
+        ('{"begin_us": 1}', "durations_us must be a list of positive numbers"),
+        *(
+            (f'{{"begin_us": 1, "durations_us": [{one}]}}', "durations_us must be a list of positive numbers")
+            for one in ("0", "-1", "NaN", "Infinity", "1e400", "true", "null", '"1"', "[]", "9" * 400)
+        ),
+    ],
+)
+def test_what_cannot_be_true_is_one_error_that_names_its_rule(tmp_path: Path, answer: str, rule: str) -> None:
+    script = tmp_path / "absurd.py"
+    script.write_text(f'print(\'{{"name": "absurd"}}\', flush=True); print({answer!r}, flush=True); input()')
+    workload = CudaWorkload("GPU-0", sys.executable, script)
+    with pytest.raises(WorkloadFailed, match=rule):
+        workload.finish()
+    workload.close()
+
+
+def test_a_process_that_never_ends_its_answer_takes_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "MAX_ANSWER_BYTES", 1 << 20)
+    script = tmp_path / "endless.py"
+    script.write_text("import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    with pytest.raises(WorkloadFailed, match="longer than 1048576 bytes"):
+        CudaWorkload("GPU-0", sys.executable, script)
+
+
+def test_a_process_that_talks_without_an_end_has_no_longer_than_one_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "START_S", 0.5)
+    script = tmp_path / "drip.py"
+    script.write_text("import sys, time\nwhile True: print('x', end='', flush=True); time.sleep(0.05)")
+    with pytest.raises(WorkloadFailed, match=r"does not answer within 0\.5 s"):
+        CudaWorkload("GPU-0", sys.executable, script)
 
 
 class Event:
