@@ -73,8 +73,8 @@ class Pod:
     """The controller that made the pod; None: none."""
     created: str = ""
     asks_for_gpu: bool = False
-    claims_since: str = ""
-    """When the kubelet started a pod that has devices by claims (DRA); empty: it has none, or has not started."""
+    claims_devices: bool = False
+    """Whether it has devices by claims (DRA)."""
     containers: frozenset[tuple[str, str]] = frozenset()
     """Identifier and name of each container of a pod with several: agents let only those with a GPU drive it."""
     succeeded: bool = False

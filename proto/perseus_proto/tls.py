@@ -76,7 +76,7 @@ class CallerCredentials:
     @property
     def expired(self) -> str:
         """That the certificate is over, for people; empty: it is not, as far as is known. The other side only hangs up,
-        so whoever did not answer may be in order.
+        so the one that did not answer may be in order.
         """
         if self._ends is None or datetime.now(UTC) < self._ends:
             return ""

@@ -136,6 +136,17 @@ async def test_a_replica_that_does_not_answer_may_be_the_one_that_serves_the_job
         await site.peers.declare(request("ada"))
 
 
+async def test_two_replicas_that_both_take_a_job_for_theirs_are_one_answer(site: Site) -> None:
+    """After a partition: what they declare goes to one PerseusJob, and its agents obey the later epoch alone."""
+    site.others[0].jobs.append("bell")
+    assert (await site.peers.declare(request("bell"))).job == "bell"
+    assert [replica.asked for replica in site.others] == [["1"], ["1"]]
+    site.others[0].error = KubeUnavailable("cut off from the API server")
+    assert (await site.peers.declare(request("bell"))).job == "bell"
+    status = json.loads((await site.peers.page("/api/jobs/team/bell")).document)
+    assert status["name"] == "bell"
+
+
 async def test_a_request_is_passed_on_once(site: Site) -> None:
     with pytest.raises(UnknownJob):
         await site.peers.declare(request("nobody"))

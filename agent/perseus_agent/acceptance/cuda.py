@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from perseus_agent.acceptance.workload import WorkItem, WorkloadFailed
 
@@ -151,5 +151,5 @@ def _times(answer: Any) -> tuple[float, list[float]]:
     return float(begin_us), [float(each) for each in durations_us]
 
 
-def _possible(time_us: object) -> bool:
+def _possible(time_us: object) -> TypeGuard[float]:
     return isinstance(time_us, int | float) and not isinstance(time_us, bool) and 0 < time_us < _LONGEST_US

@@ -30,7 +30,7 @@ class Undrivable(enum.Enum):
     AMBIGUOUS = (
         "one GPU to versions of NVIDIA's DRA driver before 25.8, which count by NVML's index, and another to those "
         "since, which count by minor number; which of them gave the name is not known: let the operator read "
-        "ResourceSlices (operator.settings.resourceSlices), and start the pod after the driver has published its own"
+        "ResourceSlices (operator.settings.resourceSlices), and create the pod after the driver has published its own"
     )
     CONTRADICTED = (
         "another GPU in the node's ResourceSlice than to any version of NVIDIA's DRA driver, which count by NVML's "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perseus_operator.objects import Owner, Pod
-from perseus_operator.planning.workloads import asks_for_gpu, claims_since, containers_of, failure_of
+from perseus_operator.planning.workloads import asks_for_gpu, claims_devices, containers_of, failure_of
 from perseus_proto import keys
 
 
@@ -26,7 +26,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         owner=owner_of(metadata),
         created=metadata.get("creationTimestamp") or "",
         asks_for_gpu=asks_for_gpu(spec),
-        claims_since=claims_since(spec, status),
+        claims_devices=claims_devices(spec, status),
         containers=containers_of(status),
         succeeded=status.get("phase") == "Succeeded",
         failure=failure_of(status) if status.get("phase") == "Failed" else "",

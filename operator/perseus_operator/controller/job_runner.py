@@ -218,7 +218,7 @@ class JobRunner:
         """Reconcile until cancelled. An error in one reconciliation does not end the next."""
         try:
             while True:
-                async with self._services.turn:
+                async with self._services.turns.turn(self.ref.namespace):
                     self._wake.looking()
                     try:
                         delay_s = self._reconcile()

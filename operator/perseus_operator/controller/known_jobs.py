@@ -52,10 +52,12 @@ class KnownJobs:
 
     def __init__(self, most_of_namespace: int) -> None:
         """``most_of_namespace``: how many are served of one namespace."""
-        self._most = most_of_namespace
+        self.most_served = most_of_namespace
+        self.most_kept = 2 * most_of_namespace
         self._bodies: dict[str, Json] = {}
         self._places: dict[str, list[tuple[str, str]]] = {}
         """By namespace: creation and UID of its jobs, the oldest first."""
+        self._named: dict[tuple[str, str], str] = {}
         self._served: dict[str, frozenset[str]] = {}
         """Of the namespaces with more jobs than are served, which are."""
 
@@ -84,6 +86,14 @@ class KnownJobs:
         """UID and body of every job within its namespace's budget."""
         return ((uid, body) for uid, body in self._bodies.items() if self.serves(uid))
 
+    def named(self, namespace: str, name: str) -> str:
+        """UID of the job that has this name now; empty: none."""
+        return self._named.get((namespace, name), "")
+
+    def is_full(self, namespace: str) -> bool:
+        """Whether no more jobs of a namespace are kept."""
+        return len(self._places.get(namespace, ())) >= self.most_kept
+
     def of_namespace(self, namespace: str) -> list[str]:
         """UIDs of its jobs, the oldest first."""
         return [uid for _, uid in self._places.get(namespace, ())]
@@ -100,24 +110,31 @@ class KnownJobs:
         places.append((metadata.get("creationTimestamp") or "", uid))
         places.sort()
         self._bodies[uid] = used
-        for _, youngest in places[2 * self._most :]:
-            del self._bodies[youngest]
-        del places[2 * self._most :]
+        self._named[namespace, metadata["name"]] = uid
+        for _, youngest in places[self.most_kept :]:
+            self._drop(youngest)
+        del places[self.most_kept :]
         return self._choose(namespace)
 
     def forget(self, uid: str) -> bool:
         """A job does not exist any more; whether that changes which others of its namespace are served."""
-        body = self._bodies.pop(uid, None)
-        if body is None:
+        if uid not in self._bodies:
             return False
-        namespace = body["metadata"]["namespace"]
+        namespace = self._drop(uid)["namespace"]
         places = self._places[namespace] = [place for place in self._places[namespace] if place[1] != uid]
         if not places:
             del self._places[namespace]
         return self._choose(namespace)
 
+    def _drop(self, uid: str) -> Json:
+        """Returns its metadata."""
+        metadata: Json = self._bodies.pop(uid)["metadata"]
+        if self.named(metadata["namespace"], metadata["name"]) == uid:
+            del self._named[metadata["namespace"], metadata["name"]]
+        return metadata
+
     def _choose(self, namespace: str) -> bool:
         before, places = self._served.pop(namespace, None), self._places.get(namespace, [])
-        if len(places) > self._most:
-            self._served[namespace] = frozenset(uid for _, uid in places[: self._most])
+        if len(places) > self.most_served:
+            self._served[namespace] = frozenset(uid for _, uid in places[: self.most_served])
         return self._served.get(namespace) != before

@@ -182,7 +182,7 @@ class NodeSession:
 
     async def _named_gpus(self, node_name: str, pods: Iterable[Pod]) -> Sequence[NamedGpu]:
         """Of the pods that have devices by claims; none, if that is not known. The lease must not wait for it."""
-        claiming = [pod for pod in pods if pod.claims_since]
+        claiming = [pod for pod in pods if pod.claims_devices]
         if not claiming or not self._services.resource_slices:
             return ()
         try:

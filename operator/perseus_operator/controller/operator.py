@@ -68,6 +68,8 @@ class Operator:
         """Every PerseusJob as it was observed last: those of other replicas may become ours."""
         self._beyond: set[str] = set()
         """Jobs of which an event has said that they are beyond the budget of their namespace."""
+        self._full: set[str] = set()
+        """Namespaces of which one has said that of further jobs nothing is kept."""
         self._runners: dict[str, JobRunner] = {}
         """Of the jobs whose shards this replica holds."""
         self._pods: dict[str, Pod] = {}
@@ -142,7 +144,14 @@ class Operator:
             return
         if self._jobs.observe(body):
             self._settle(ref.namespace)
-        self._serve(ref.uid)
+        if self._jobs.serves(ref.uid):
+            self._serve(ref.uid)
+        elif ref.uid in self._jobs:
+            self._leave_out(ref.uid)
+        elif ref.namespace not in self._full and self.shards.holds(ref.uid):
+            self._full.add(ref.namespace)
+            why = f"has more than {self._jobs.most_kept} PerseusJobs; nothing of others is kept, nor said but this"
+            self._end(self._say_beyond(ref, why, " Once others are deleted, edit the job to have it served."))
 
     def _serve(self, uid: str) -> None:
         """Go on with a job as it was observed last, if it is this replica's and within its namespace's budget."""
@@ -173,22 +182,29 @@ class Operator:
         uids = self._jobs.of_namespace(namespace)
         served = [uid for uid in uids if self._jobs.serves(uid)]
         for uid in uids[len(served) :]:
-            runner = self._runners.pop(uid, None)
-            if runner is not None:
-                self._end(runner.release())
-            if uid not in self._beyond and self.shards.holds(uid):
-                self._beyond.add(uid)
-                self._end(self._say_beyond(_ref(self._jobs.body(uid)), len(served)))
+            self._leave_out(uid)
         for uid in served:
             self._beyond.discard(uid)
             if uid not in self._runners:
                 self._serve(uid)
         self._beyond &= set(self._jobs)
+        if not self._jobs.is_full(namespace):
+            self._full.discard(namespace)
 
-    async def _say_beyond(self, ref: JobRef, most: int) -> None:
+    def _leave_out(self, uid: str) -> None:
+        """Serve a job no more that is beyond the budget of its namespace, and say so once."""
+        runner = self._runners.pop(uid, None)
+        if runner is not None:
+            self._end(runner.release())
+        if uid not in self._beyond and self.shards.holds(uid):
+            self._beyond.add(uid)
+            why = f"has more than {self._jobs.most_served} PerseusJobs, and the oldest are served"
+            self._end(self._say_beyond(_ref(self._jobs.body(uid)), why))
+
+    async def _say_beyond(self, ref: JobRef, why: str, then: str = "") -> None:
         message = (
-            f"The job is not served: namespace {ref.namespace} has more than {most} PerseusJobs, and the oldest are"
-            " served. Delete others, or have the administrator raise operator.settings.jobsPerNamespace."
+            f"The job is not served: namespace {ref.namespace} {why}. Delete others, or have the administrator raise"
+            f" operator.settings.jobsPerNamespace.{then}"
         )
         logger.warning("%s: %s", ref, message)
         try:
@@ -227,9 +243,9 @@ class Operator:
         if now is not None:
             self._pods[uid] = now
             self._pods_of.setdefault(_key(now), {})[uid] = now
-        affected = {_key(pod) for pod in (before, now) if pod is not None}
-        for runner in self._runners.values():
-            if (runner.ref.namespace, runner.ref.name) in affected:
+        for key in {_key(pod) for pod in (before, now) if pod is not None}:
+            runner = self._runners.get(self._jobs.named(*key))
+            if runner is not None:
                 self._pass_pods(runner)
 
     async def views(self) -> list[JobView]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.solving.cache import SolveCache
 from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.slots import FairSlots
 
 BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses after one failure, two, ...; the last one repeats."""
@@ -65,8 +65,8 @@ class Services:
     """Of status writes that only update measured figures: with hundreds of jobs each waits longer."""
     looks_pace: Pace = field(default_factory=lambda: Pace(50.0))
     """Of reconciliations for which nothing is urgent; each takes one or two milliseconds, all a tenth of a core."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while one job reconciles: one reconciliation in each turn of the event loop. If hundreds of jobs reconciled
-    in the same turn, whatever takes several turns, such as observing an edited job, would wait for all of them."""
+    turns: FairSlots = field(default_factory=lambda: FairSlots(1))
+    """Of reconciliations, by namespace: one in each turn of the event loop. If hundreds of jobs reconciled in the same
+    turn, whatever takes several turns, such as observing an edited job, would wait for all of them."""
     monotonic_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time

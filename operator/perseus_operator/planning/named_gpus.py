@@ -2,7 +2,8 @@
 
 The kubelet tells an agent that a pod holds ``gpu-0``; versions of the driver count differently (``pods.gpu_names`` of
 the agent). The slice has the UUID, of the version that runs now. A pod whose devices were prepared by an earlier one
-may mean another GPU by the same name: of a pod that started before the slice was last written, nothing is said.
+may mean another GPU by the same name: of a pod that is older than what the slice says, nothing is said. Both times are
+the API server's: a node's clock may be wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def named_gpus(slices: Iterable[Mapping[str, Any]], pods: Iterable[Pod]) -> tupl
     own = [each for each in slices if each["spec"].get("driver") == keys.DRA_DRIVER]
     written = [entry.get("time") or "" for each in own for entry in each["metadata"].get("managedFields") or [_UNKNOWN]]
     # Stamps of one form, which sort as they follow each other. In the same second it is not known which was first.
-    if not own or not all(written) or max(written) >= min((pod.claims_since for pod in pods), default=""):
+    if not own or not all(written) or max(written) >= min((pod.created for pod in pods), default=""):
         return ()
     newest: dict[str, int] = {}
     for each in own:

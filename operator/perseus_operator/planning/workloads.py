@@ -251,13 +251,9 @@ def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
     return bool(spec.get("resourceClaims")) or any("gpu" in name or "nvidia.com/" in name for name in names)
 
 
-def claims_since(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """When a pod with devices by claims was started; empty: it has none, or was not.
-
-    An extended resource of a DeviceClass is a claim that the scheduler makes.
-    """
-    claims = spec.get("resourceClaims") or status.get("extendedResourceClaimStatus")
-    return str(status.get("startTime") or "") if claims else ""
+def claims_devices(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether a pod has devices by claims. An extended resource of a DeviceClass is one that the scheduler makes."""
+    return bool(spec.get("resourceClaims") or status.get("extendedResourceClaimStatus"))
 
 
 def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:

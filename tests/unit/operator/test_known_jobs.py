@@ -137,3 +137,63 @@ async def test_a_table_of_pods_forgets_jobs_that_have_none() -> None:
         operator.observe_pod(pod(number), deleted=False)
         operator.observe_pod(pod(number), deleted=True)
     assert operator._pods_of == {}
+
+
+async def test_of_jobs_of_which_nothing_is_kept_one_event_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JobRunner", Runner)
+    monkeypatch.setattr(module, "replace", lambda services, **_: services)
+    said = list[tuple[str, str]]()
+
+    class Kube:
+        async def post_event(self, job: Any, *, kind: str, reason: str, message: str) -> None:
+            said.append((job.uid, message))
+
+    operator = operator_of(Kube())
+    operator._jobs = KnownJobs(MOST)
+    operator.shards._hold(dict.fromkeys(range(SHARDS), 5))
+    for number in range(100):
+        operator.observe_job(body(f"u-{number:03}", created=number))
+    await asyncio.gather(*operator._endings)
+    unkept = [(uid, message) for uid, message in said if uid >= f"u-{2 * MOST:03}"]
+    assert [uid for uid, _ in unkept] == [f"u-{2 * MOST:03}"]
+    assert f"more than {2 * MOST} PerseusJobs; of further ones nothing is kept" in unkept[0][1]
+    assert "edit the job to have it served" in unkept[0][1]
+    assert len(said) == MOST + 1, "and one of each that waits"
+    operator.job_deleted("u-000")
+    operator.observe_job(body("u-099", created=99))  # edited: there is a place for it to wait in
+    assert "u-099" in operator._jobs
+    operator.observe_job(body("u-100", created=100))
+    await asyncio.gather(*operator._endings)
+    assert said[-1][0] == "u-100", "said again, after there was room"
+
+
+async def test_the_event_of_a_pod_concerns_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many jobs there are, and whichever of one name was the last."""
+    monkeypatch.setattr(module, "JobRunner", Runner)
+    monkeypatch.setattr(module, "replace", lambda services, **_: services)
+    passed = list[str]()
+    monkeypatch.setattr(module.Operator, "_pass_pods", lambda _, runner: passed.append(runner.ref.uid))
+    operator = operator_of(None)
+    operator._jobs = KnownJobs(100)
+    operator.shards._hold(dict.fromkeys(range(SHARDS), 5))
+
+    class Counted(dict[str, Any]):
+        def values(self) -> Any:
+            raise AssertionError("every job is looked at")
+
+    for number in range(50):
+        operator.observe_job(body(f"u-{number}"))
+    later = body("u-later")
+    later["metadata"]["name"] = "job-u-7"
+    operator.observe_job(later)
+    operator.job_deleted("u-7")
+    operator._runners = Counted(operator._runners)
+    for number in (3, 7):
+        metadata = {
+            "uid": f"p-{number}",
+            "namespace": "evil",
+            "name": "p",
+            "labels": {keys.LABEL_JOB: f"job-u-{number}"},
+        }
+        operator.observe_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": {}}, deleted=False)
+    assert passed == ["u-3", "u-later"]

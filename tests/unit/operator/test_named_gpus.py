@@ -42,8 +42,8 @@ def slice_of(
     }
 
 
-def pod(claims_since: str) -> Pod:
-    return Pod("pod-0", "ns", "t-0", "node-0", "job", {}, claims_since=claims_since)
+def pod(created: str, *, claims_devices: bool = True) -> Pod:
+    return Pod("pod-0", "ns", "t-0", "node-0", "job", {}, created=created, claims_devices=claims_devices)
 
 
 def test_the_newest_slices_of_the_driver_name_its_gpus() -> None:
@@ -69,17 +69,22 @@ def test_a_slice_of_which_it_is_not_known_when_it_was_written_says_nothing() -> 
     assert named_gpus([stripped], [pod(LATER)]) == named_gpus([], [pod(LATER)]) == ()
 
 
-def test_a_pod_has_claims_from_its_spec_or_from_the_scheduler_and_since_its_start() -> None:
-    def since(spec: dict[str, Any], status: dict[str, Any]) -> str:
+def test_a_pod_has_claims_by_its_spec_or_by_the_scheduler_and_its_age_by_the_api_server() -> None:
+    def parsed(spec: dict[str, Any], status: dict[str, Any]) -> Pod:
         metadata = {"uid": "u", "namespace": "ns", "name": "p", "labels": {keys.LABEL_JOB: "job"}}
-        found = pod_of({"metadata": metadata, "spec": {"nodeName": "n", **spec}, "status": status})
+        times = {"creationTimestamp": BEFORE}
+        found = pod_of({"metadata": {**metadata, **times}, "spec": {"nodeName": "n", **spec}, "status": status})
         assert found is not None
-        return found.claims_since
+        return found
 
-    claims = {"resourceClaims": [{"name": "gpu"}]}
-    assert since(claims, {"startTime": LATER}) == LATER
-    assert since({}, {"startTime": LATER, "extendedResourceClaimStatus": {"resourceClaimName": "c"}}) == LATER
-    assert since(claims, {}) == since({}, {"startTime": LATER}) == ""
+    a_node_whose_clock_is_ahead = {"startTime": "2036-01-01T00:00:00Z"}
+    for claiming in (
+        parsed({"resourceClaims": [{"name": "gpu"}]}, a_node_whose_clock_is_ahead),
+        parsed({}, {**a_node_whose_clock_is_ahead, "extendedResourceClaimStatus": {"resourceClaimName": "c"}}),
+    ):
+        assert claiming.claims_devices
+        assert named_gpus([slice_of(("gpu-0", UUIDS[0]))], [claiming]) == ()
+    assert not parsed({}, a_node_whose_clock_is_ahead).claims_devices
 
 
 class Slices:
@@ -99,16 +104,16 @@ async def test_the_slices_of_one_node_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "since", "error", "sent"),
+    ("allowed", "claims", "error", "sent"),
     [
-        (True, LATER, None, (NamedGpu("node-0", "gpu-0", UUIDS[1]),)),
-        (True, LATER, KubeForbidden("403"), ()),
-        (True, "", None, None),
-        (False, LATER, None, None),
+        (True, True, None, (NamedGpu("node-0", "gpu-0", UUIDS[1]),)),
+        (True, True, KubeForbidden("403"), ()),
+        (True, False, None, None),
+        (False, True, None, None),
     ],
 )
 async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_to_read_it(
-    allowed: bool, since: str, error: KubeError | None, sent: tuple[NamedGpu, ...] | None
+    allowed: bool, claims: bool, error: KubeError | None, sent: tuple[NamedGpu, ...] | None
 ) -> None:
     asked, carried = [], []
 
@@ -126,7 +131,7 @@ async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_t
         return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={})
 
     job = Job()
-    job.state.pods_observed([pod(since)], {"node-0": "10.0.0.1:1"})
+    job.state.pods_observed([pod(LATER, claims_devices=claims)], {"node-0": "10.0.0.1:1"})
     services = SimpleNamespace(
         monotonic_s=lambda: 0.0,
         agents=SimpleNamespace(acquire=acquire, describe=describe, watch=nothing),
