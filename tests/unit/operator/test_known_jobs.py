@@ -156,7 +156,7 @@ async def test_of_jobs_of_which_nothing_is_kept_one_event_says_so(monkeypatch: p
     await asyncio.gather(*operator._endings)
     unkept = [(uid, message) for uid, message in said if uid >= f"u-{2 * MOST:03}"]
     assert [uid for uid, _ in unkept] == [f"u-{2 * MOST:03}"]
-    assert f"more than {2 * MOST} PerseusJobs; of further ones nothing is kept" in unkept[0][1]
+    assert f"more than {2 * MOST} PerseusJobs; nothing of others is kept" in unkept[0][1]
     assert "edit the job to have it served" in unkept[0][1]
     assert len(said) == MOST + 1, "and one of each that waits"
     operator.job_deleted("u-000")
