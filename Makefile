@@ -148,6 +148,14 @@ check: setup
 verify: generate check ## Regenerate, lint, type-check, check import rules; fails if the tree is then not clean
 	@test -z "$$(git status --porcelain)" || { echo "make verify: the tree is not clean after regeneration:" >&2; git status --short >&2; exit 1; }
 
+define WITHOUT_HASHES
+# Versions without hashes, unlike the locks of what is shipped (requirements-images.lock, requirements-example.lock): an environment
+# of a developer is this tree, editable, with the extras that are wanted, and these are its constraints. With hashes in them pip
+# wants one for everything, and refuses: "The editable requirement cannot be installed when requiring hashes, because there is no
+# single file to hash." A lock with hashes for each set of extras, installed by itself, would take its place.
+endef
+export WITHOUT_HASHES
+
 lock: ## Pin the versions of all dependencies in requirements*.lock, those of images with hashes
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --extra release --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
@@ -156,6 +164,8 @@ lock: ## Pin the versions of all dependencies in requirements*.lock, those of im
 		--no-emit-index-url --no-header --python-version 3.11 -o requirements-images.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra docs -c requirements.lock --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-docs.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
+	for lock in requirements.lock requirements-docs.lock requirements-frameworks.lock; do \
+		{ echo "$$WITHOUT_HASHES"; grep -v '^#' $$lock; } > $$lock.new && mv $$lock.new $$lock; done
 	@# For an image whose base has Debian's PyTorch and NumPy.
 	echo "accelerate>=1.10,<2" | $(BIN)/uv pip compile --quiet - -c requirements-frameworks.lock --override <(printf '%s; python_version < "3"\n' torch numpy) \
 		--generate-hashes --no-emit-index-url --no-header --python-version 3.13 -o requirements-example.lock

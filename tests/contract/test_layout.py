@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
 ROOMS = {"proto": "perseus_proto", "solver": "perseus_solver", "agent": "perseus_agent", "client": "perseus_client",
@@ -61,8 +62,9 @@ def test_client_needs_the_standard_library_only() -> None:
     assert "perseus_client" in loaded
 
 
-def test_no_registry_host_and_no_index_in_the_lock() -> None:
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    assert "://" not in lock
-    assert "--" not in lock
-    assert all("==" in line for line in lock.splitlines())
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-docs.lock", "requirements-frameworks.lock"])
+def test_a_lock_pins_versions_names_no_index_and_says_why_it_has_no_hashes(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all("==" in pin and "://" not in pin and "--" not in pin for pin in pins)
+    assert lines[0].startswith("# Versions without hashes")
