@@ -520,6 +520,14 @@ def test_with_named_namespaces_the_operator_has_rights_only_there(render: Render
     assert operator_settings(own["args"], environment(own)).namespace_list == ()
 
 
+def test_namespaces_of_tenants_get_a_quota_where_they_are_named(render: Render) -> None:
+    assert "ResourceQuota" not in kinds(render())
+    objects = render({"jobQuota": {"namespaces": ["team-a", "team-b"], "count": 40}})
+    quotas = {name: body["spec"]["hard"] for (kind, name), body in objects.items() if kind == "ResourceQuota"}
+    hard = {"count/perseusjobs.perseus.energy": "40"}
+    assert quotas == {"team-a/perseus-jobs": hard, "team-b/perseus-jobs": hard}
+
+
 @pytest.mark.parametrize("namespaces", [[], ["team-a"]])
 def test_slices_may_be_read_only_where_that_is_wanted(render: Render, namespaces: list[str]) -> None:
     role = ("ClusterRole", "perseus-system-perseus-operator-slices")

@@ -86,6 +86,36 @@ async def test_every_page_is_read_once() -> None:
         assert len(await kube.training_pods(["a", "b"])) == 2 * PODS
 
 
+class LargePods(Pages):
+    """Each has as many annotations as a pod may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(request.query))
+        first, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        last = min(first + limit, 200)
+        pods = [
+            {**pod(n), "metadata": {**pod(n)["metadata"], "annotations": {"a": "x" * 250_000}}}
+            for n in range(first, last)
+        ]
+        metadata = {"resourceVersion": "100", **({"continue": str(last)} if last < 200 else {})}
+        text = json.dumps({"metadata": metadata, "items": pods})
+        self.sizes.append(len(text))
+        return web.Response(text=text, content_type="application/json")
+
+
+async def test_after_one_page_of_large_pods_pages_are_small() -> None:
+    """All jobs wait while a page is parsed: a tenant may fill the annotations of each of its pods."""
+    pages = LargePods()
+    async with served(pages) as kube:
+        assert len(await kube.training_pods([])) == 200
+    assert max(pages.sizes[1:]) < 4 << 20
+    assert {asked["limit"] for asked in pages.asked[1:]} == {"10"}
+
+
 @pytest.mark.parametrize(("status", "kind"), [(403, KubeForbidden), (503, KubeUnavailable), (429, KubeUnavailable)])
 async def test_half_a_list_is_none(status: int, kind: type[Exception]) -> None:
     pages = Pages()

@@ -247,6 +247,19 @@ async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(
     assert selects(elsewhere, "ns", {}, None) is False
 
 
+@pytest.mark.parametrize(
+    ("selector", "warned"), [({"matchLabels": {"team": "a"}}, True), ({"namespaces": ["ns"]}, False)]
+)
+async def test_a_budget_that_tenants_can_leave_by_a_label_says_so(
+    site: Site, selector: dict[str, Any], warned: bool
+) -> None:
+    site.budget(5_000, **selector)
+    await site.tick()
+    [accepted] = [each for each in site.written["conditions"] if each["type"] == "Accepted"]
+    assert accepted["status"] == "True"
+    assert ("matchLabels is no limit to tenants" in accepted["message"]) is warned
+
+
 async def test_what_is_drawn_at_clocks_that_are_not_set_is_taken_first(site: Site) -> None:
     watcher = site.job("watcher", mode="Recommend")
     watcher.state.baseline = Measured(1_000_000, 3_000_000, 5)
