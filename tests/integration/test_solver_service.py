@@ -249,6 +249,26 @@ async def test_a_frontier_that_a_worker_made_up_is_not_used(site: Site) -> None:
             await pool.solve(replace(REQUEST, points=len(lie)))
 
 
+@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_TIME, Outcome.OUT_OF_MEMORY])
+async def test_two_workers_must_say_that_work_took_too_much(site: Site, outcome: Outcome) -> None:
+    """It is remembered: one worker that lies would refuse a job for good."""
+    workers = [await site.add(), await site.add(), await site.add()]
+    await until(lambda: site.client.slots.slots == 3)
+    for worker in workers:
+        worker.go.set()
+    first = Verdict(outcome, message="the first says so")
+    for number in range(6):  # whichever is asked first
+        liar = workers[number % 3]
+        liar.verdict = first
+        assert (await site.client.run(Task.SOLVE, bytes([number]))).outcome is Outcome.ANSWERED
+        liar.verdict = workers[(number + 1) % 3].verdict
+    asked = [len(worker.begun) for worker in workers]
+    for worker in workers:
+        worker.verdict = first
+    assert await site.client.run(Task.SOLVE, b"too much") == first
+    assert sum(len(worker.begun) for worker in workers) == sum(asked) + 2
+
+
 async def test_work_of_a_worker_that_dies_is_done_by_another(site: Site) -> None:
     workers = [await site.add(), await site.add()]
     await until(lambda: site.client.slots.slots == 2)

@@ -107,15 +107,23 @@ class SolverWorkers:
             await asyncio.wait([self._looking])
 
     async def run(self, task: Task, request: bytes, most_bytes: int = MAX_BYTES) -> Verdict:
-        """Have one of the workers do a piece of work, however long none is free."""
+        """Have one of the workers do a piece of work, however long none is free. That it took too much time or memory,
+        which is remembered, two must say where there are two.
+        """
         message, digest = await asyncio.to_thread(self._message, task, request)
-        lost, since_s = 0, time.monotonic()
+        lost, since_s, said = 0, time.monotonic(), dict[str, Verdict]()
         while True:
             why = "none is known"
-            for address in sorted(self._workers - self._asked, key=lambda one: _distance(digest, one)):
+            if said and self._workers <= said.keys():
+                return next(iter(said.values()))
+            free = self._workers - self._asked - said.keys()
+            for address in sorted(free, key=lambda one: _distance(digest, one)):
                 self._asked.add(address)
                 try:
-                    return await self._ask(address, message, most_bytes)
+                    verdict = await self._ask(address, message, most_bytes)
+                    if not verdict.exhausted or said:
+                        return verdict
+                    said[address], why = verdict, f"{address}: {verdict.message}"
                 except _Busy as error:
                     why = str(error)
                 except _Lost as error:
