@@ -138,7 +138,7 @@ async def _pods() -> None:
     """A thousand refused pods of one namespace, for half a minute."""
 
     class Kube:
-        async def warn_pod(self, pod: Pod, **_: str) -> None: ...
+        async def warn(self, namespace: str, about: Any, **_: str) -> None: ...
 
         async def write_class_status(self, *_: Any) -> str:
             return "1"

@@ -41,6 +41,8 @@ from perseus_agent.clocks.iteration_pattern import Pattern
 from perseus_agent.clocks.lead import Lead
 from perseus_proto.channel import MAX_DURATION_US
 
+LOOK_BOUNDARIES: Final = 8
+"""After one for which it is too early, of which may be earlier: an end and a begin, and more of short instructions."""
 PLANS_KEPT: Final = 4
 """Plans whose times are remembered: a job changes to and fro between few, such as around a straggler."""
 SIGHT_SHARE: Final = 4
@@ -268,15 +270,21 @@ class Timetable:
         return seen
 
     def _surely_to_come(self, place_us: float) -> tuple[int, float]:
-        """The first boundary for which it is surely too early then, and the place until which that is so; the number of
-        those known, if there is none."""
+        """The first boundary for which, and for those after it, it is surely too early then, and the place until which
+        that is so; the number of those known, if there is none. Where a wait differs between iterations, it may be time
+        for the instruction after it before it surely is for the end of the one before."""
         places_us = self._drawn.asked_us
         first = max(bisect_right(places_us, place_us), self._passed or 0)
+        coming, until_us = len(places_us), math.inf
         for boundary in range(first, min(len(places_us), first + LOOK_CLOCKS)):
             sure_us = places_us[boundary] - self._error_at_us(boundary)
-            if sure_us > place_us:
-                return boundary, sure_us
-        return len(places_us), math.inf
+            if sure_us <= place_us:
+                coming, until_us = len(places_us), math.inf
+            else:
+                coming, until_us = min(coming, boundary), min(until_us, sure_us)
+                if boundary - coming >= LOOK_BOUNDARIES:
+                    break
+        return coming, until_us
 
     def _error_us(self, place_us: float) -> float:
         """By how much the time from the last sight to a place differs between iterations."""

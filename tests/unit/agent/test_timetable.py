@@ -191,6 +191,16 @@ def test_what_has_happened_before_never_costs_time_when_it_happens_again(data: s
         assert min(control.in_effect(begin, begin + span)) >= mhz
 
 
+def test_an_instruction_that_may_follow_without_a_wait_has_its_clock_in_time() -> None:
+    """In one of two iterations it waits 2,001 µs: its clock is asked for by the other."""
+    waits = ([(0, 5_000)] * 4 + [(2_001, 5_001)], [(1, 5_000)] + [(0, 5_000)] * 4)
+    runs = runs_of([waits[kind] for kind in (0, 1, 0, 0, 1, 0)])
+    control = Control(Plan((600, 600, 600, 600, 900)), runs, 3, latency_us=5_002)
+    control.drive(runs[2].boundaries_us[-1], runs[4].boundaries_us[-1])
+    last_us = runs[4].begins_us[-1]
+    assert control.in_effect(last_us, last_us + 5_000) == [900]
+
+
 def test_the_next_iteration_is_not_predicted_before_the_end_of_this_one() -> None:
     """Of the last boundary the median is 35,000 µs, of the period 25,000 µs."""
     long, short = [(0, 5_000), (0, 10_000), (0, 20_000)], [(0, 5_000), (0, 15_000), (0, 5_000)]
