@@ -3,7 +3,7 @@
 SolverError (ValueError)
 ├── InvalidProfile     the measurements cannot be used; names the line, the column and the rule
 ├── InvalidSchedule    unknown name, counts that the schedule cannot run, or a schedule that deadlocks
-├── InvalidTrace       measured iterations cannot be used; names the file, the line, the column and the rule
+├── InvalidTrace       a trace of iterations or of requests cannot be used; names file, line, column and rule
 ├── InvalidCalibration the calibration is damaged, does not explain its run, or is of another pipeline
 ├── InvalidProblem     profile and schedule do not fit each other, or a parameter is out of range
 ├── InvalidFrontier    (model.result) bytes that are not a frontier, or of another version
@@ -62,7 +62,7 @@ class InvalidSchedule(SolverError):
 
 
 class InvalidTrace(SolverError):
-    """The measured iterations cannot be used."""
+    """The trace, of measured iterations or of requests to a service, cannot be used."""
 
 
 class InvalidCalibration(SolverError):
