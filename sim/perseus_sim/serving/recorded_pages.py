@@ -31,7 +31,7 @@ class EngineKind(StrEnum):
     """With the names of before 0.9, such as ``vllm:gpu_cache_usage_perc``."""
     SGLANG = "sglang-0.5.23"
     TGI = "tgi-3"
-    TENSORRT_LLM = "tensorrt-llm-1.3"
+    TENSORRT_LLM = "tensorrt-llm-2026"
 
 
 class Number(Enum):
