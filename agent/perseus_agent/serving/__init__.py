@@ -1,0 +1,1 @@
+"""What follows an engine's load with the clocks of its GPUs."""
