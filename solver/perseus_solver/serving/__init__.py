@@ -1,0 +1,41 @@
+"""Serving: what an engine's steps take at each clock, fitted to what was seen, and the least clock for each load.
+
+Windows, each about a second of one engine at one clock, come in (`Window`). `fit` finds the models of time and energy
+that explain them, with intervals, or says that none does. `clock_table` makes the table that the agent's law reads,
+with a certificate that `check` confirms. `Exploration` says which clock a canary tries next, so that there are windows
+at several clocks; `Fingerprint` says for which other replicas they count.
+
+All of it is pure, and nothing is shared with the planning of training.
+"""
+
+from perseus_solver.serving.check import check
+from perseus_solver.serving.exploration import Attempt, Exploration, Sight, Why, windows_needed
+from perseus_solver.serving.fingerprint import Fingerprint, step_flags
+from perseus_solver.serving.fit import FitResult, Seen, Verdict, fit
+from perseus_solver.serving.model import StepModel, StepModels, WattModel
+from perseus_solver.serving.table import Bound, Certificate, TableRequest, TableResult, clock_table
+from perseus_solver.serving.windows import Window
+
+__all__ = [
+    "Attempt",
+    "Bound",
+    "Certificate",
+    "Exploration",
+    "Fingerprint",
+    "FitResult",
+    "Seen",
+    "Sight",
+    "StepModel",
+    "StepModels",
+    "TableRequest",
+    "TableResult",
+    "Verdict",
+    "WattModel",
+    "Why",
+    "Window",
+    "check",
+    "clock_table",
+    "fit",
+    "step_flags",
+    "windows_needed",
+]
