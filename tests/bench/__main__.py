@@ -23,6 +23,7 @@ MODULES = (
     "tests.bench.calibration",
     "tests.bench.stragglers",
     "tests.bench.steps",
+    "tests.bench.serving",
     "tests.bench.control_grid",
     "tests.bench.control_causes",
     "tests.bench.control_measured",
