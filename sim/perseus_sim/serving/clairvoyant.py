@@ -19,9 +19,6 @@ from typing import Any, Final
 
 from ortools.linear_solver import pywraplp
 
-from perseus_proto.serving import DEFAULT_CLOCKS
-from perseus_sim.serving.engine import MAX_TOKENS, Engine
-from perseus_sim.serving.fleet import Asked
 from perseus_sim.serving.machine import Machine, Step
 from perseus_sim.serving.objective import Objective
 from perseus_sim.serving.requests import Request
@@ -158,7 +155,7 @@ class _Programme:
             busy.append(seconds)
             for total, part in zip(totals, (prompt, pair, token, kv), strict=True):
                 total.append(part)
-        rest = solver.NumVar(0.0, bin_s - self._certain_s(begin_s, end_s), "")
+        rest = solver.NumVar(0.0, max(0.0, bin_s - self._certain_s(begin_s, end_s)), "")
         solver.Add(sum(busy) + rest == bin_s)
         self._energy.append(min(costs.idle_w for costs in self._costs) * rest)
         return sum(totals[0]), sum(totals[1]), sum(totals[2]), sum(totals[3])
@@ -195,43 +192,3 @@ class _Programme:
         fastest = self._machine.costs(self._machine.clocks_mhz[-1])
         more = request.output_tokens - 1
         return self._machine.seconds(fastest, prompt) + more * self._machine.seconds(fastest, token)
-
-
-class JustInTime:
-    """A controller that sees all that is in its engine, and whose clocks change at once.
-
-    It takes the clock of least power at which every prompt that is there still keeps its limit, in the order in which
-    the engine computes them, and every sequence its time between tokens. No real controller can do this: an engine does
-    not say which tokens wait, and clocks take time. What it cannot see is the future.
-
-    Args:
-        machine: what steps take.
-        objective: the limits.
-        clocks_mhz: among which it chooses, ascending.
-    """
-
-    period_s = 0.02
-    _reserve_s = 0.02
-    """For the iteration that runs when a prompt comes, and for those that will come before it."""
-
-    def __init__(self, machine: Machine, objective: Objective, clocks_mhz: Sequence[int]) -> None:
-        self._machine, self._objective, self._clocks = machine, objective, clocks_mhz
-
-    def decide(self, now_s: float, engine: Engine) -> Asked:
-        """Choose the least clock that is in time."""
-        return Asked(next((mhz for mhz in self._clocks if self._in_time(mhz, now_s, engine)), DEFAULT_CLOCKS))
-
-    def _in_time(self, clock_mhz: int, now_s: float, engine: Engine) -> bool:
-        machine, objective = self._machine, self._objective
-        costs, running = machine.costs(clock_mhz), max(1, engine.load.running)
-        token_s = machine.seconds(costs, Step(running, engine.kv_tokens, 0, 0.0, 0))
-        if token_s > 0.9 * objective.per_token_s:
-            return False
-        end_s = now_s + self._reserve_s
-        for served in engine.pending:
-            tokens = served.prompt_left
-            steps = -(-tokens // MAX_TOKENS)
-            end_s += steps * token_s + max(0.0, costs.token_s * tokens - steps * costs.weights_s)
-            if end_s > served.request.arrival_s + objective.first_token_limit_s(served.request, machine):
-                return False
-        return True

@@ -109,11 +109,6 @@ class Engine:
         return self._backlog
 
     @property
-    def pending(self) -> list[Served]:
-        """Requests without their first token, in their order."""
-        return [*self._prefilled, *self.waiting]
-
-    @property
     def decoding(self) -> list[Served]:
         """Sequences that decode, in no order."""
         return [served for _, _, served in self._decoding]

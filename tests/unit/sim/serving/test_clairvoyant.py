@@ -6,7 +6,7 @@ import pytest
 
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import complete_table, ladder
-from perseus_sim.serving.clairvoyant import JustInTime, least_energy
+from perseus_sim.serving.clairvoyant import least_energy
 from perseus_sim.serving.controllers import Fixed, Law
 from perseus_sim.serving.fleet import Setting, run
 from perseus_sim.serving.machine import Machine
@@ -28,7 +28,7 @@ def misses(served: tuple[object, ...]) -> int:
     )
 
 
-@pytest.mark.parametrize("policy", ["highest", "fixed", "law", "just in time"])
+@pytest.mark.parametrize("policy", ["highest", "fixed", "law"])
 def test_no_controller_takes_less_energy_than_the_bound(policy: str) -> None:
     table = complete_table(MACHINE, OBJECTIVE, 800.0, 0.03)
     done = run(
@@ -38,7 +38,6 @@ def test_no_controller_takes_less_energy_than_the_bound(policy: str) -> None:
             "highest": Fixed(),
             "fixed": Fixed(CLOCKS[0]),
             "law": Law(table, OBJECTIVE, MACHINE),
-            "just in time": JustInTime(MACHINE, OBJECTIVE, CLOCKS[:-1]),
         }[policy],
         tail_s=5.0,
     )
