@@ -103,7 +103,7 @@ async def _telemetry(batch: bytes) -> None:
     history, node = History(1, 2), Node("n", "a:1", frozenset())
     node.rank_joined(Rank("p", "GPU-0", 0, 0, 0, 1, 0))
     try:
-        async for event in _agent_sends(batch).watch("a:1", "job"):
+        async for event in _agent_sends(batch).watch("a:1", "job", namespace="evil"):
             if isinstance(event, Report) and node.iteration_reported(event):
                 history.add(event)
     except AgentError:

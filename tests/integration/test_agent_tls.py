@@ -132,7 +132,7 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
         pod = Pod("uid", "ns", "pod", "node", "job", {})
         lease = {"job_uid": JOB, "job_name": "a/b", "ttl_s": 60.0, "pods": [pod]}
         await pool.acquire(address, epoch=1, **lease)
-        stream = pool.watch(address, JOB)
+        stream = pool.watch(address, JOB, namespace="team")
         assert isinstance(await anext(stream), StreamOpened)
         successor = Authority("cluster, renewed")
         secret.write(successor, successor.issue("perseus-agent", hosts=HOSTS))

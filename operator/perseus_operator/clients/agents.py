@@ -40,6 +40,7 @@ from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, Agent
 from perseus_operator.objects import Pod
 from perseus_operator.planning.latencies import ClockTimes
 from perseus_operator.planning.named_gpus import NamedGpu
+from perseus_operator.solving.slots import FairSlots
 from perseus_proto.tls import CallerCredentials
 from perseus_proto.units import ms_from_s
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
@@ -60,7 +61,7 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
 _WATCH: Final = "/perseus.v1alpha1.Agent/WatchTelemetry"
 _DESCRIBE: Final = "/perseus.v1alpha1.Agent/DescribeNode"
 _BYTES_A_TURN: Final = 64 << 10
-"""Of telemetry that is read before others have their turn on the event loop, or of a description that is read on it."""
+"""Of telemetry that is read in one turn of the event loop, or of a description that is read on it."""
 _LARGEST_DESCRIPTION: Final = 24 << 20
 """Bytes: 56 ranks, as many as eight GPUs have parts, with the longest schedules."""
 _MOST_CLOCKS: Final = 4096
@@ -129,6 +130,8 @@ class AgentPool:
         """Opened with earlier certificates: their streams go on until the agent ends them, then they are closed."""
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._turns_of_renewals = asyncio.Semaphore(_RENEWALS_AT_ONCE)
+        self._reading = FairSlots(1)
+        """Turns of the event loop to read telemetry, by namespace: however many ranks one has, and whatever they say."""
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
 
@@ -293,13 +296,14 @@ class AgentPool:
         return int(answer.furthest_iteration)
 
     async def watch(
-        self, address: str, job_uid: str, *, combine_ranks: bool = False
+        self, address: str, job_uid: str, *, namespace: str, combine_ranks: bool = False
     ) -> AsyncGenerator[TelemetryEvent, None]:
         """Yield the telemetry of one job on one node. Events with impossible values are discarded; the first is logged.
 
         Args:
             address: host:port of the agent.
             job_uid: of the PerseusJob.
+            namespace: whose turns of the event loop are taken to read it.
             combine_ranks: let the agent report the tensor-parallel ranks of a stage together; an older one does not.
 
         Raises:
@@ -308,7 +312,7 @@ class AgentPool:
         async with self._channel(address) as entry:
             request = agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks)
             call = entry.channel.unary_stream(_WATCH, agent_pb2.WatchTelemetryRequest.SerializeToString, bytes)(request)
-            dropped, opened, reported, read = 0, False, False, 0
+            dropped, opened, reported = 0, False, False
             try:
                 async for batch in call:
                     if not opened:
@@ -317,11 +321,12 @@ class AgentPool:
                     if (lost := dropped_of(batch)) > dropped:
                         dropped = lost
                         yield EventsDropped(dropped)
+                    left = 0
                     for event, size in events_of(batch):
-                        read += size
-                        if read > _BYTES_A_TURN:  # whatever an agent sends, others have their turn
-                            read = 0
-                            await asyncio.sleep(0)
+                        left -= size
+                        if left < 0:
+                            await self._reading.loop_turn(namespace)
+                            left = _BYTES_A_TURN - size
                         translated = None if event is None else event_of(event)
                         if translated is not None and is_valid(translated):
                             yield translated

@@ -20,6 +20,8 @@ LARGEST_EVENT: Final = 64 * 1024 + 3 * 5 * MAX_INSTRUCTIONS
 _DROPPED, _EVENTS = (1 << 3) | 0, (2 << 3) | 2
 _STEP: Final = 256
 """Bytes that count as read for each event, whatever it has: its frame takes time, too."""
+_MOST_OTHER_FIELDS: Final = 64
+"""Of a batch beside its events, those of later releases included: they are passed over in one go."""
 
 
 class TornBatch(ValueError):
@@ -36,10 +38,14 @@ def events_of(data: bytes) -> Iterator[tuple[agent_pb2.TelemetryEvent | None, in
         Each event, None for one that is larger than any can be, and how many bytes were read for it.
 
     Raises:
-        TornBatch: the bytes are no batch, found as far as they were read.
+        TornBatch: the bytes are no batch, found as far as they were read, or have more fields than any can.
     """
+    others = 0
     for field, begin, end in _fields(data):
         if field != _EVENTS:
+            others += 1
+            if others > _MOST_OTHER_FIELDS:
+                raise TornBatch(f"it has more than {_MOST_OTHER_FIELDS} fields beside its events")
             continue
         if end - begin > LARGEST_EVENT:
             yield None, _STEP

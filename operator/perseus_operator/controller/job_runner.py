@@ -218,14 +218,14 @@ class JobRunner:
         """Reconcile until cancelled. An error in one reconciliation does not end the next."""
         try:
             while True:
-                async with self._services.turns.turn(self.ref.namespace):
-                    self._wake.looking()
-                    try:
-                        delay_s = self._reconcile()
-                    except Exception:  # one unforeseen case must not leave the job alone
-                        logger.exception("%s: unexpected error; trying again", self.ref)
-                        self._services.metrics.errors.inc()
-                        delay_s = BACKOFF_S[-1]
+                await self._services.turns.loop_turn(self.ref.namespace)
+                self._wake.looking()
+                try:
+                    delay_s = self._reconcile()
+                except Exception:  # one unforeseen case must not leave the job alone
+                    logger.exception("%s: unexpected error; trying again", self.ref)
+                    self._services.metrics.errors.inc()
+                    delay_s = BACKOFF_S[-1]
                 reconciled_s = self._services.monotonic_s()
                 self.next_reconcile_s = reconciled_s + delay_s
                 await self._wake.wait(delay_s)

@@ -286,7 +286,10 @@ class NodeSession:
         failures = 0
         while node.leased_pods is not None and node.address is not None:
             single = self._state.single_ranks_wanted
-            events = self._services.agents.watch(node.address, self._state.ref.uid, combine_ranks=not single)
+            job = self._state.ref
+            events = self._services.agents.watch(
+                node.address, job.uid, namespace=job.namespace, combine_ranks=not single
+            )
             try:
                 async with contextlib.aclosing(events):
                     async for event in events:

@@ -1,4 +1,6 @@
-"""Turns for a bounded number of workers, fair between namespaces: one with many requests waits behind itself alone."""
+"""Turns for a bounded number of workers, or of the event loop, fair between namespaces: one with many requests waits
+behind itself alone.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,14 @@ class FairSlots:
             yield
         finally:
             self._give_back(namespace)
+
+    async def loop_turn(self, namespace: str) -> None:
+        """Wait for a turn of the event loop: of those that wait for one, one goes on in it for each slot.
+
+        What awaits nothing would give a slot back before anybody else could ask for it, and all would go on in one.
+        """
+        async with self.turn(namespace):
+            await asyncio.sleep(0)
 
     def _leave(self, namespace: str, request: asyncio.Future[None]) -> None:
         """Keep nothing of a request that has been given up: a namespace could make any number."""

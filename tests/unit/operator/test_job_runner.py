@@ -46,6 +46,7 @@ from perseus_operator.settings import Settings
 from perseus_operator.solving import worker
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.slots import FairSlots
 from perseus_proto import keys
 from perseus_proto.logs import JsonFormatter
 from perseus_sim.profiles import profile_csv
@@ -81,6 +82,33 @@ async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may
     assert runner.observe(body)
     assert runner.state.spec is not None
     assert runner.state.spec.mode is Mode.RECOMMEND
+
+
+async def test_one_job_reconciles_in_a_turn_of_the_event_loop_and_namespaces_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked, of_turn = list[str](), list[int]()
+    shared = {"turns": FairSlots(1), "looks_pace": Pace(100.0), "monotonic_s": lambda: 0.0, "wall_s": lambda: 0.0}
+    runners = [
+        JobRunner(JobRef(namespace, f"job-{number}", f"uid-{number}"), cast(Any, SimpleNamespace(**shared)))
+        for number, namespace in enumerate(["evil"] * 50 + ["honest"])
+    ]
+
+    def reconcile(runner: JobRunner) -> float:
+        looked.append(runner.ref.namespace)
+        return 1e6
+
+    monkeypatch.setattr(JobRunner, "_reconcile", reconcile)
+    for runner in runners:
+        runner.start()
+    while len(looked) < len(runners):
+        before = len(looked)
+        await asyncio.sleep(0)
+        of_turn.append(len(looked) - before)
+    assert max(of_turn) == 1
+    assert looked.index("honest") == 1, "after the one that had its turn already"
+    for runner in runners:
+        await runner.stop()
 
 
 async def test_an_edit_that_is_refused_leaves_in_force_what_was_accepted() -> None:

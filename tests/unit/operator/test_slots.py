@@ -53,3 +53,26 @@ async def test_no_slot_is_idle_while_somebody_waits_and_none_is_lost(steps: list
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
     assert (turns.held, turns.waiting) == (0, 0)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=30), st.integers(1, 3))
+async def test_no_more_go_on_in_a_turn_of_the_loop_than_there_are_slots(namespaces: list[str], slots: int) -> None:
+    """Nor does one namespace come twice before another that waits."""
+    turns, went_on, of_turn = FairSlots(slots), list[str](), list[int]()
+
+    async def work(namespace: str) -> None:
+        await turns.loop_turn(namespace)
+        went_on.append(namespace)
+
+    tasks = [asyncio.create_task(work(namespace)) for namespace in namespaces]
+    while len(went_on) < len(namespaces):
+        before = len(went_on)
+        await asyncio.sleep(0)
+        of_turn.append(len(went_on) - before)
+    assert max(of_turn) <= slots
+    for name in set(namespaces):
+        waiting = went_on[slots : len(went_on) - went_on[::-1].index(name)]
+        for other in set(namespaces) - {name}:
+            assert waiting.count(other) <= waiting.count(name) + slots
+    await asyncio.gather(*tasks)
+    assert (turns.held, turns.waiting, turns._served) == (0, 0, {})

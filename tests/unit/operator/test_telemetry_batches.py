@@ -16,6 +16,7 @@ from perseus_operator.clients.agent_messages import RankJoined, StreamOpened
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.telemetry_batches import LARGEST_EVENT, TornBatch, dropped_of, events_of
 from perseus_operator.errors import AgentRefused
+from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import MOST_RANKS, Node, Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2
@@ -112,9 +113,48 @@ async def collected(stream: Any) -> list[Any]:
 async def test_others_have_turns_while_a_message_of_a_million_events_is_read() -> None:
     event = agent_pb2.TelemetryEvent(rank_left=agent_pb2.Rank())
     data = agent_pb2.TelemetryBatch(events=[event] * 20_000).SerializeToString()
-    turns, found = await turns_while(pool_of(data).watch("a:1", "job"))
+    turns, found = await turns_while(pool_of(data).watch("a:1", "job", namespace="team"))
     assert len(found) == 20_001
     assert turns > 60, "one for each 256 events or so"
+
+
+async def test_telemetry_is_read_in_turns_of_namespaces_one_in_each_turn_of_the_loop() -> None:
+    """However many streams one of them has, and however much they say."""
+    report = agent_pb2.IterationReport(iteration_time_us=9, compute_span_us=9, durations_us=[2**32 - 1] * 20_000)
+    long = agent_pb2.TelemetryBatch(events=[agent_pb2.TelemetryEvent(iteration=report)] * 4).SerializeToString()
+    pool, began = pool_of(long), list[str]()
+
+    async def read(namespace: str) -> None:
+        stream = pool.watch("a:1", "job", namespace=namespace)
+        async with contextlib.aclosing(stream):
+            async for event in stream:
+                if isinstance(event, Report):
+                    began.append(namespace)
+
+    hostile = [asyncio.create_task(read("evil")) for _ in range(50)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert began, "they are being read"
+    honest, at = asyncio.create_task(read("honest")), len(began)
+    per_turn = list[int]()
+    while not honest.done():
+        before = len(began)
+        await asyncio.sleep(0)
+        per_turn.append(len(began) - before)
+    assert max(per_turn) == 1, "an event of this length is a turn"
+    assert began[at:].count("evil") <= 2 + began.count("honest") == 6
+    for one in hostile:
+        one.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    assert (pool._reading.held, pool._reading.waiting) == (0, 0)
+
+
+async def test_a_batch_of_nothing_but_fields_that_it_cannot_have_is_not_read_to_its_end() -> None:
+    """64 MiB of them held the event loop for twenty seconds."""
+    few = b"\x18\x00" * 64 + agent_pb2.TelemetryBatch(events=[agent_pb2.TelemetryEvent()]).SerializeToString()
+    assert len(list(events_of(few))) == 1
+    with pytest.raises(TornBatch, match="more than 64 fields beside its events"):
+        list(events_of(b"\x18\x00" * 65))
 
 
 async def test_a_torn_batch_is_an_error_of_the_agent_and_the_first_event_counts() -> None:
@@ -123,7 +163,7 @@ async def test_a_torn_batch_is_an_error_of_the_agent_and_the_first_event_counts(
     found: list[Any] = []
 
     async def read() -> None:
-        async for event in pool_of(data).watch("a:1", "job"):
+        async for event in pool_of(data).watch("a:1", "job", namespace="team"):
             found.append(event)
 
     with pytest.raises(AgentRefused, match="cannot be read"):
@@ -138,7 +178,7 @@ async def test_reports_with_more_than_any_can_have_are_left_out_before_anything_
         for name in ("durations_us", "instruction_energy_mj", "leads_us")
     ]
     data = agent_pb2.TelemetryBatch(events=sent).SerializeToString()
-    assert [type(event) for event in await collected(pool_of(data).watch("a:1", "job"))] == [StreamOpened]
+    assert [type(event) for event in await collected(pool_of(data).watch("a:1", "job", namespace="team"))] == [StreamOpened]
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 10, bytes(25 << 20)], ids=["noise", "too large"])
