@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import tracemalloc
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ import numpy as np
 
 from perseus_operator.api.energy_class import parse_class
 from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.pods import pod_of
 from perseus_operator.controller.energy_classes import EnergyClasses
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.errors import AgentError, SolveFailed
@@ -36,6 +38,7 @@ from perseus_operator.solving.slots import FairSlots
 from perseus_proto import keys
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2
+from perseus_sim.profiles import profile_csv
 
 Result = dict[str, Any]
 
@@ -47,6 +50,12 @@ REPORTS_A_SECOND = 4
 """Of the longest schedule: one process reaches a MiB a second through an agent."""
 HOUR_S = 3_600
 WARM_REPORTS = 400
+STORED_BYTES = 3 << 19
+"""Of the largest object that etcd takes."""
+VARIABLE_BYTES = 5
+"""Of a container's variable with a name of one letter and no value, as it is stored. As JSON it has 13."""
+SOLVES, SERVED = 30, 5
+"""Solves that the hostile namespace asks for, each of 16 stages and 64 microbatches; and honest ones beside them."""
 
 
 async def _longest_block_ms(work: Callable[[], Awaitable[None]]) -> float:
@@ -220,11 +229,91 @@ def bytes_per_rank_hour() -> Result:
     return _figure(float(max(0, after - before)), "bytes")
 
 
+def watch_line_ms() -> Result:
+    """What the largest line of the pods' watch takes, from its bytes to what is kept of it; kopf reads it so."""
+    variables = ",".join(['{"name":"A"}'] * (STORED_BYTES // VARIABLE_BYTES))
+    metadata = f'{{"name":"t","namespace":"evil","uid":"u","labels":{{"{keys.LABEL_JOB}":"job"}}}}'
+    pod = f'{{"metadata":{metadata},"spec":{{"nodeName":"n","containers":[{{"name":"c","env":[{variables}]}}]}}}}'
+    line, worst_s = f'{{"type":"MODIFIED","object":{pod}}}'.encode(), 0.0
+    gc.collect()
+    gc.disable()  # as the operator does
+    try:
+        for _ in range(5):
+            began_s = process_time()
+            event = json.loads(line.decode())
+            assert pod_of(event["object"])
+            del event
+            worst_s = max(worst_s, process_time() - began_s)
+    finally:
+        gc.enable()
+    return _figure(1000 * worst_s, f"ms, {len(line) / (1 << 20):.1f} MiB")
+
+
+async def _served_s(*, beside: bool) -> float:
+    """The longest from a pod of an EnergyClass to the frontier of its PerseusJob, of namespaces one after the other."""
+    made = dict[str, asyncio.Event]()
+
+    class Kube:
+        async def warn(self, namespace: str, about: Any, **_: str) -> None: ...
+
+        async def write_class_status(self, *_: Any) -> str:
+            return "1"
+
+        async def create_job(self, namespace: str, *_: Any) -> None:
+            made[namespace].set()
+
+    classes, pods = EnergyClasses(cast(Any, Kube()), grace_s=0.0), dict[tuple[str, str], dict[str, Pod]]()
+    jobs = dict[tuple[str, str], dict[str, str]]()
+    classes.observe({"metadata": {"name": "c", "uid": "c"}, "spec": {"objective": {"type": "MinEnergy"}}})
+
+    def add(namespace: str, name: str, energy_class: str) -> None:
+        labels = {keys.LABEL_JOB: name, keys.LABEL_CLASS: energy_class}
+        pods[namespace, name] = {"u": Pod(f"u-{name}", namespace, name, "node", name, labels)}
+
+    async def tick() -> None:
+        while True:
+            await classes.tick(Now(perf_counter(), 1e9), pods, jobs)
+            await asyncio.sleep(1.0)
+
+    pool, worst_s = SolverPool(workers=2, timeout_s=600, memory_mib=2048), 0.0
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(tick())]
+    if beside:
+        for number in range(PODS):
+            add("evil", f"t-{number}", "no-such-class")
+        for number in range(SOLVES):
+            hard = SolveRequest(profile_csv(16), "1f1b", 16, 64, None, 80_000 + number, 100)
+            tasks.append(asyncio.create_task(pool.solve(hard, "evil")))
+    try:
+        for number in range(SERVED):
+            await asyncio.sleep(0.4)  # wherever the present solves are
+            namespace = f"honest-{number}"
+            made[namespace], began_s = asyncio.Event(), perf_counter()
+            add(namespace, "job", "c")
+            await made[namespace].wait()
+            jobs[namespace, "job"] = {}
+            await pool.solve(SolveRequest(profile_csv(2), "1f1b", 2, 3, None, 70_000 + number, 100), namespace)
+            worst_s = max(worst_s, perf_counter() - began_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return worst_s
+
+
+def served_s() -> Result:
+    """How long an honest namespace waits for its job and its frontier beside a hostile one, and alone."""
+    beside_s, alone_s = (asyncio.run(_served_s(beside=beside)) for beside in (True, False))
+    alone = {"peer": "alone", "peer_value": alone_s, "ratio": beside_s / alone_s}
+    return {**_figure(beside_s, "s"), **alone}
+
+
 def _figure(value: float, unit: str) -> Result:
     return {"value": value, "unit": unit, "peer": None, "peer_value": None, "ratio": None}
 
 
 FIGURES = {
     "hostile_loop_block_ms_max": loop_block_ms,
+    "hostile_watch_line_ms_max": watch_line_ms,
+    "hostile_served_s": served_s,
     "hostile_operator_bytes_per_rank_hour": bytes_per_rank_hour,
 }
