@@ -30,6 +30,9 @@ would save nothing.
 _QUANTILES: Final = ((0.5, 1), (0.9, 32))
 """Quantiles of the residuals, and from how many on they count: most of them, and the tail that load often has. Of
 fewer, the tail is what single outliers make it."""
+_MOST: Final = 100.0
+"""Largest standard deviation of a logarithm. No load comes near; times that do were made up, and factors of a few such
+deviations are still numbers."""
 _CAUTION: Final = 1.645
 """Standard deviations by which a quantile of few residuals may lie too low: in one of twenty cases it does."""
 _NORMAL: Final = NormalDist()
@@ -80,7 +83,7 @@ def sigma_of(residuals: Sequence[float]) -> float:
         residuals: absolute differences from what was expected.
 
     Returns:
-        The deviation; infinite without residuals.
+        The deviation; infinite without residuals, and beyond `_MOST`.
     """
     ordered, n = sorted(residuals), len(residuals)
     if not n:
@@ -89,7 +92,7 @@ def sigma_of(residuals: Sequence[float]) -> float:
     for quantile in (quantile for quantile, fewest in _QUANTILES if n >= fewest):
         value = ordered[max(0, math.ceil(quantile * n) - 1)]
         found = max(found, value / _NORMAL.inv_cdf((1 + _lowest(quantile, n)) / 2))
-    return found
+    return found if found <= _MOST else math.inf
 
 
 def _lowest(quantile: float, n: int) -> float:

@@ -151,7 +151,7 @@ def baseline_wanted(iterations: int, measured: Iterable[JobIteration]) -> int:
         return iterations
     # Of the first few, two may be alike by chance, and one may be odd.
     scatter = (median_high(changes) if len(changes) < _FEW else sigma_of(changes)) / math.sqrt(2)
-    return max(iterations, min(LONGEST, math.ceil(math.pi / 2 * (scatter / TOLERANCE) ** 2)))
+    return max(iterations, math.ceil(min(LONGEST, math.pi / 2 * (scatter / TOLERANCE) ** 2)))
 
 
 def subject_of(frontier_digest: str, objective: Objective) -> str:

@@ -43,6 +43,8 @@ MOST_FINER: Final = 8
 """Clocks that are measured around the best one."""
 DIGEST_PREFIX: Final = "sweep-"
 _FORMAT: Final = 1
+_MOST: Final = 1e18
+"""Larger than any number of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,26 @@ def from_json(text: str) -> Sweep | None:
         }
         sweep = Sweep(**{**raw, **changes})
         measured = tuple(reading.clock_mhz for reading in readings)
-        return sweep if measured == sweep.clocks_mhz[: len(measured)] else None
+        return sweep if measured == sweep.clocks_mhz[: len(measured)] and _is_possible(sweep) else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _is_possible(sweep: Sweep) -> bool:
+    """Whether a stored sweep has numbers that one can have."""
+    stages = [stage for reading in sweep.readings for stage in reading.stages]
+    means = [mean for stage in stages for mean in stage.means.values()]
+    above_zero = [*sweep.clocks_mhz, *sweep.chosen_mhz, sweep.recipe.iterations, sweep.recipe.most_us]
+    above_zero += [stage.reached_mhz for stage in stages if stage.reached_mhz is not None]
+    not_below = [sweep.spent_us, sweep.repeated, sweep.recipe.most_slowdown]
+    for reading in sweep.readings:
+        above_zero += [reading.clock_mhz, reading.iteration_time_us, reading.iterations]
+        not_below += reading.scatter
+    for stage in stages:
+        above_zero.append(stage.time_us)
+        not_below += [stage.energy_mj, stage.quiet_us, stage.quiet_mj]
+    for mean in means:
+        above_zero += [mean.count, mean.time_us]
+        not_below.append(mean.energy_mj)
+    numbers = all(type(one) in (int, float) and 0 <= one < _MOST for one in (*above_zero, *not_below))
+    return numbers and all(above_zero)
