@@ -18,6 +18,8 @@ from perseus_agent.errors import KubeletUnavailable, PeerRefused
 from perseus_agent.node.processes import choose_gpu
 from perseus_agent.pods.gpu_names import GpuNames, Undrivable
 from perseus_agent.pods.pod_resources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources
+from perseus_operator.objects import Pod
+from perseus_operator.planning.named_gpus import named_gpus
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 
@@ -252,6 +254,52 @@ def test_what_is_published_shows_that_two_pods_share_a_gpu(path: Path, kubelet: 
     assert resources.allocation("training", "a", published) == Allocation((), {GPU[1]: Undrivable.SHARED})
     assert resources.allocation("training", "b", published) == Allocation((), {"node-1/gpu-0": Undrivable.SHARED})
     resources.close()
+
+
+def test_a_kubelet_that_restarts_costs_a_new_lease_its_gpu_and_never_means_another(
+    path: Path, clock: Clock
+) -> None:
+    """A driver publishes its slice again then, so it is younger than the pods: what they hold may be of a version
+    before. A lease that stands keeps what came with it."""
+
+    def sent(written: str) -> dict[str, str]:
+        """With a lease that is acquired, of a pod as old as the first slice and a minute."""
+        device = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": GPU[0]}}}
+        metadata = {"name": "s", "managedFields": [{"time": written}]}
+        pool = {"name": "node-1", "generation": 1}
+        slices = [{"metadata": metadata, "spec": {"driver": "gpu.nvidia.com", "pool": pool, "devices": [device]}}]
+        held = Pod("u", "training", "a", "node-1", "job", {}, created="2026-01-01T00:01:00Z", claims_devices=True)
+        return {f"{gpu.pool}/{gpu.device}": gpu.uuid for gpu in named_gpus(slices, [held])}
+
+    kubelet, stands = Kubelet(), sent("2026-01-01T00:00:00Z")
+    kubelet.pods = [pod("a", claims=[("gpu.nvidia.com", "gpu-0")])]
+    resources = PodResources(str(path), names=names_of((0, 3), (1, 1), (2, 0)), clock_s=clock)
+    server = start(kubelet, path)
+    driven, nobodys = Allocation((GPU[0],), {}), Allocation((), {"node-1/gpu-0": Undrivable.AMBIGUOUS})
+    assert resources.allocation("training", "a", stands) == driven
+    server.stop(0).wait()
+    clock.now_s += MIN_INTERVAL_S
+    assert resources.allocation("training", "a", stands) == driven, "by the last answer"
+    anew = sent("2026-01-01T00:02:00Z")
+    assert resources.allocation("training", "a", anew) == nobodys
+    clock.now_s += STALE_AFTER_S
+    with pytest.raises(KubeletUnavailable):
+        resources.allocation("training", "a", stands)
+    server = start(kubelet, path)
+
+    def again() -> Allocation | None:
+        clock.now_s += MIN_INTERVAL_S
+        with contextlib.suppress(KubeletUnavailable):
+            return resources.allocation("training", "a", stands)
+        return None
+
+    eventually(lambda: again() == driven)
+    assert resources.allocation("training", "a", anew) == nobodys
+    kubelet.pods = [pod("b", claims=[("gpu.nvidia.com", "gpu-0")])]  # the device went to another pod meanwhile
+    clock.now_s += MIN_INTERVAL_S
+    assert resources.allocation("training", "a", stands) is None
+    resources.close()
+    server.stop(0).wait()
 
 
 def test_a_gpu_under_two_names_is_shared(kubelet: Kubelet, resources: PodResources) -> None:
