@@ -163,7 +163,7 @@ class Timetable:
         went_on = (iteration, passed) != (self._iteration, self._passed)
         before_us = -math.inf if self._passed is None else self._seen_us
         since = self._passed or 0 if iteration == self._iteration else 0
-        self._go_to(iteration)
+        self._go_to(iteration, self._passed or 0)
         pattern = self._pattern(iteration)
         if pattern is not None:
             not_before_us: float = now_us - pattern.place_us(passed) - pattern.spread_us(passed - 1, passed)
@@ -313,14 +313,16 @@ class Timetable:
             self._late_since_us = now_us
         self._low_us, self._high_us = low_us, high_us
 
-    def _go_to(self, iteration: int) -> None:
-        """Let the span be that of another iteration's base."""
+    def _go_to(self, iteration: int, passed: int = 0) -> None:
+        """Let the span be that of another iteration's base; it is counted from where the GPU was seen, so many
+        boundaries from the base of the present one, and the time from there differs between iterations."""
         if not 0 <= iteration - self._iteration <= AHEAD:
             self._low_us, self._high_us = -math.inf, math.inf
         else:
             for passing in range(self._iteration, iteration):
                 pattern = self._pattern(passing)
-                error_us = math.inf if pattern is None else pattern.period_spread_us
+                error_us = math.inf if pattern is None else pattern.spread_us(passed - 1, self._boundaries)
+                passed = 0
                 period_us = 0 if pattern is None else pattern.period_us
                 self._low_us += period_us - error_us
                 self._high_us += period_us + error_us

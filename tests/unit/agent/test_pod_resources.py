@@ -256,9 +256,7 @@ def test_what_is_published_shows_that_two_pods_share_a_gpu(path: Path, kubelet: 
     resources.close()
 
 
-def test_a_kubelet_that_restarts_costs_a_new_lease_its_gpu_and_never_means_another(
-    path: Path, clock: Clock
-) -> None:
+def test_a_kubelet_that_restarts_costs_a_new_lease_its_gpu_and_never_means_another(path: Path, clock: Clock) -> None:
     """A driver publishes its slice again then, so it is younger than the pods: what they hold may be of a version
     before. A lease that stands keeps what came with it."""
 

@@ -178,7 +178,8 @@ async def test_reports_with_more_than_any_can_have_are_left_out_before_anything_
         for name in ("durations_us", "instruction_energy_mj", "leads_us")
     ]
     data = agent_pb2.TelemetryBatch(events=sent).SerializeToString()
-    assert [type(event) for event in await collected(pool_of(data).watch("a:1", "job", namespace="team"))] == [StreamOpened]
+    found = await collected(pool_of(data).watch("a:1", "job", namespace="team"))
+    assert [type(event) for event in found] == [StreamOpened]
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 10, bytes(25 << 20)], ids=["noise", "too large"])
