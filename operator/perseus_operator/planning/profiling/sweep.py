@@ -355,14 +355,14 @@ def _is_possible(sweep: Sweep) -> bool:
     """Whether a stored sweep has numbers that one can have."""
     stages = [stage for reading in sweep.readings for stage in reading.stages]
     means = [mean for stage in stages for mean in stage.means.values()]
-    above_zero = [*sweep.clocks_mhz, *sweep.chosen_mhz, sweep.recipe.iterations, sweep.recipe.most_us]
-    above_zero += [stage.reached_mhz for stage in stages if stage.reached_mhz is not None]
-    not_below = [sweep.spent_us, sweep.repeated, sweep.recipe.most_slowdown]
+    recipe = sweep.recipe
+    above_zero: list[float] = [*sweep.clocks_mhz, *sweep.chosen_mhz, recipe.iterations, recipe.most_us]
+    not_below: list[float] = [sweep.spent_us, sweep.repeated, recipe.most_slowdown]
     for reading in sweep.readings:
         above_zero += [reading.clock_mhz, reading.iteration_time_us, reading.iterations]
         not_below += reading.scatter
     for stage in stages:
-        above_zero.append(stage.time_us)
+        above_zero += [stage.time_us] if stage.reached_mhz is None else [stage.time_us, stage.reached_mhz]
         not_below += [stage.energy_mj, stage.quiet_us, stage.quiet_mj]
     for mean in means:
         above_zero += [mean.count, mean.time_us]
