@@ -179,8 +179,9 @@ def test_an_expired_certificate_is_named_and_gpus_are_given_back_until_it_is_ren
             "pods": [Pod(pod.uid, pod.namespace, pod.name, "node", "job", {})],
         }
         pool = AgentPool(files, timeout_s=PATIENCE_S)
-        await pool.acquire(address, epoch=1, ttl_s=1.0, clock_mhz=900, **lease)
+        await pool.acquire(address, epoch=1, ttl_s=60.0, clock_mhz=900, **lease)
         await asyncio.to_thread(wait_for, lambda: node.locked()[gpu_uuid(0)] == 900, "the clock is locked")
+        await pool.renew(address, job_uid=JOB, epoch=1, ttl_s=1.0)
         await pool.close()  # as after the connection's hour
         own.write(authority, operator(authority, lifetime=over))
         pool = AgentPool(files, timeout_s=PATIENCE_S)

@@ -38,10 +38,11 @@ def commands(program: str) -> list[tuple[Path, list[str]]]:
 
 
 def pages(program: str) -> list[Path]:
-    """Return the pages with commands of a program; ``test_readme`` compares what two of them show, and the page of all
+    """Return the pages with commands of a program; other tests compare what three of them show, and the page of all
     commands has examples that run for long.
     """
-    return sorted({page for page, _ in commands(program) if page.name not in {"README.md", "worth.md", EXAMPLES.name}})
+    elsewhere = {"README.md", "worth.md", "serving-rehearse.md", EXAMPLES.name}
+    return sorted({page for page, _ in commands(program) if page.name not in elsewhere})
 
 
 def make_inputs(words: list[str]) -> None:
