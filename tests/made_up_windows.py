@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from perseus_sim.serving.canary import windows_of
 from perseus_sim.serving.engine import Engine
 from perseus_sim.serving.machine import Costs, Machine, Step
 from perseus_sim.serving.requests import Request
@@ -121,7 +122,7 @@ def of_engine(
 ) -> list[Window]:
     """Windows of a simulated engine, for so many seconds at each clock, with each of some rates of requests in turn."""
     draw = random.Random(seed)
-    windows = []
+    windows: list[Window] = []
     for clock_mhz in clocks_mhz:
         machine.recorded = []
         engine = Engine(machine, clock_mhz)
@@ -131,31 +132,8 @@ def of_engine(
             engine.advance(arrival_s)
             prompt, output = (max(1, int(draw.lognormvariate(*shape))) for shape in ((6.5, 0.9), (5.0, 0.7)))
             engine.submit(Request(arrival_s, prompt, output))
-        group: list[tuple[Step, float, float]] = []
-        for one in machine.recorded[:-1]:  # the last did not end
-            group.append(one)
-            if sum(took for _, took, _ in group) >= 1.0:
-                windows.append(_window(clock_mhz, group))
-                group = []
+        windows += windows_of(clock_mhz, machine.recorded[:-1])  # the last did not end
     return windows
-
-
-def _window(clock_mhz: int, group: Sequence[tuple[Step, float, float]]) -> Window:
-    steps = [took for step, took, _ in group if not step.prompt_tokens]
-    prompts = [took for step, took, _ in group if step.prompt_tokens]
-    seconds = sum(took for _, took, _ in group)
-    return Window(
-        clock_mhz=clock_mhz,
-        seconds=seconds,
-        running=sum(step.decoding for step, _, _ in group) / len(group),
-        kv_tokens=sum(step.kv_tokens for step, _, _ in group) / len(group),
-        steps=len(steps),
-        step_s=sum(steps) / max(1, len(steps)),
-        prompt_steps=len(prompts),
-        prompt_step_s=sum(prompts) / max(1, len(prompts)),
-        prompt_tokens=sum(step.prompt_tokens for step, _, _ in group),
-        watts=sum(joules for _, _, joules in group) / seconds,
-    )
 
 
 def paused(windows: Sequence[Window], share: float, seed: int = 0) -> list[Window]:

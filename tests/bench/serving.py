@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.serving import ClockTable
+from perseus_agent.serving.law import EngineLaw, LawSettings
+from perseus_proto.serving import ClockTable, EngineSample
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table
@@ -41,7 +42,7 @@ WHOLE: Final = {"conv": 1.5, "code": 1.25}
 """Load 1, over the trace as it is: with more, the default clocks would miss some limits."""
 CAPS_W: Final = (500, 400, 300)
 LATENCIES: Final = {"5 ms": (0.005, 0.014), "30 ms": (0.030, 0.100), "100 ms": (0.100, 0.300)}
-"""Median and 99th percentile: an A100's, a Hopper's as assumed, and the worst that is told of it."""
+"""Median and 99th percentile: an A100's, a Hopper's as assumed, and the worst that anybody says of it."""
 SAMPLES: Final = 400
 """Of the bootstrap over minutes."""
 
@@ -270,9 +271,6 @@ def speed() -> Result:
 
 def _decision_us(table: ClockTable, machine: Machine) -> float:
     """Median of a decision's time, with one sample."""
-    from perseus_agent.serving.law import EngineLaw, LawSettings
-    from perseus_proto.serving import EngineSample
-
     law = EngineLaw(table, LawSettings(), machine.clocks_mhz[-1])
     times = []
     for index in range(20_000):

@@ -7,7 +7,7 @@ for that, the windows are of every load: what a canary would have shown in the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from perseus_proto.serving import ClockTable
@@ -139,8 +139,13 @@ def _windows(machine: Machine, clock_mhz: int, requests: Sequence[Request]) -> I
         engine.advance(request.arrival_s)
         engine.submit(request)
     engine.advance(CANARY_S)
+    yield from windows_of(clock_mhz, recording.steps[:-1])  # the last did not end
+
+
+def windows_of(clock_mhz: int, steps: Iterable[tuple[Step, float, float]]) -> Iterator[Window]:
+    """Cut steps at one clock, with their seconds and joules, into windows; what is left at the end makes none."""
     window: list[tuple[Step, float, float]] = []
-    for one in recording.steps[:-1]:  # the last did not end
+    for one in steps:
         window.append(one)
         if sum(seconds for _, seconds, _ in window) >= WINDOW_S:
             yield _window(clock_mhz, window)
