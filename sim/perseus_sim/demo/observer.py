@@ -31,6 +31,8 @@ MOST: Final = 100
 SETTLING: Final = 8
 """Iterations after which agents know when the GPUs begin each instruction under a new plan, and how far operator and
 agents may be behind the GPUs when they say where it begins."""
+PLANS: Final = 20
+"""So many plans may replace each other before one is measured."""
 _AGAIN: Final = "computed again"
 
 T = TypeVar("T")
@@ -173,8 +175,11 @@ class Observer:
     ) -> tuple[Measurement, dict[str, Any]]:
         """Measure a plan, and return the status that predicts it. If another plan begins too soon, as when slower clock
         changes are seen, that one is measured instead.
+
+        Raises:
+            DemoFailed: none of ``PLANS`` plans lasted long enough.
         """
-        while True:
+        for _ in range(PLANS):
             latest, begins = [status], status["plan"]["fromIteration"]
 
             def replaced(latest: list[dict[str, Any]] = latest, begins: int = begins) -> int | None:
@@ -191,6 +196,23 @@ class Observer:
                 return measured, latest[0]
             status = self.wait(self.applied, "another plan")
             say(f"another plan from iteration {status['plan']['fromIteration']}: it is measured instead")
+        raise DemoFailed(f"{PLANS} plans replaced each other too soon to be measured")
+
+    def measure_plan_of_frontier(
+        self, status: dict[str, Any], what: str, say: Callable[[str], None]
+    ) -> tuple[Measurement, dict[str, Any], Frontier]:
+        """Measure a plan as ``measure_plan`` does, and return the frontier that it is of, too.
+
+        Raises:
+            DemoFailed: the frontier of no plan could be read.
+        """
+        for _ in range(PLANS):
+            frontier = self.frontier(status)  # now: once another plan replaces this one, it is not stored any more
+            measured, seen = self.measure_plan(status, what, say)
+            if frontier is not None and seen["frontier"]["digest"] == status["frontier"]["digest"]:
+                return measured, seen, frontier
+            status = self.wait(self.applied, "a plan in force")
+        raise DemoFailed(f"{PLANS} frontiers replaced each other before they could be read")
 
     def energy_j(self, pipeline: int, numbers: Sequence[int]) -> list[float]:
         """Return what a pipeline took in some iterations."""

@@ -307,10 +307,7 @@ class Demo:
         status = see.wait(recovered, "the return to the first plan")
         plan = status["plan"]
         self._say(f"straggler recovered: back to point {plan['point']} from iteration {plan['fromIteration']}")
-        frontier = None
-        while frontier is None:  # of a plan that is replaced at the end of its measurement nothing is stored any more
-            measured, status = see.measure_plan(status, "training after the straggler", self._say)
-            frontier = see.frontier(status)
+        measured, status, frontier = see.measure_plan_of_frontier(status, "training after the straggler", self._say)
         self._say(f"after the straggler: {measured_text(measured)}")
         again = measured.time_s.against(calibrated.measured.time_s)
         self._require(again.within(_TOLERANCE), "the iteration time did not return after the straggler")

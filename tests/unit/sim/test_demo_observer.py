@@ -96,6 +96,54 @@ def test_iterations_of_another_plan_do_not_count(job: Trained, see: Observer) ->
     assert see.measure(15, "training", lambda: 20) is None  # too few
 
 
+class Planned(Observer):
+    """An operator whose plans replace each other: each has a frontier of its own, and only the latest is stored."""
+
+    def __init__(self, job: Trained, begins: list[int]) -> None:
+        made: Any = job
+        super().__init__(None, "job", made, PIPELINES, TimeScale(SPEED))
+        self._begins = begins
+
+    def status_of(self, begin: int) -> dict[str, Any]:
+        return {"plan": {"fromIteration": begin}, "frontier": {"digest": str(begin)}}
+
+    def applied(self) -> dict[str, Any] | None:
+        if len(self._begins) > 1:
+            del self._begins[0]
+        return self.status_of(self._begins[0])
+
+    def frontier(self, status: dict[str, Any]) -> Any:
+        begin = status["plan"]["fromIteration"]
+        return f"frontier of {begin}" if begin >= self._begins[0] else None
+
+
+def test_a_plan_that_is_replaced_once_it_was_measured_keeps_its_frontier(job: Trained, see: Observer) -> None:
+    for number in range(60):
+        job.ran(number)
+    planned = Planned(job, [10, 40])
+    measured, status, frontier = planned.measure_plan_of_frontier(planned.status_of(10), "training", print)
+    assert (status["plan"]["fromIteration"], str(frontier)) == (10, "frontier of 10")
+    assert max(measured.numbers) < 40
+
+
+def test_a_plan_whose_frontier_has_gone_is_not_measured_for_ever(job: Trained, see: Observer) -> None:
+    for number in range(60):
+        job.ran(number)
+    planned = Planned(job, [40])
+    measured, status, frontier = planned.measure_plan_of_frontier(planned.status_of(10), "training", print)
+    assert (status["plan"]["fromIteration"], str(frontier)) == (40, "frontier of 40")
+    assert min(measured.numbers) > 40
+
+
+def test_plans_without_a_frontier_end_the_demo(job: Trained, see: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(60):
+        job.ran(number)
+    planned = Planned(job, [40])
+    monkeypatch.setattr(planned, "frontier", lambda _: None)
+    with pytest.raises(DemoFailed, match="could be read"):
+        planned.measure_plan_of_frontier(planned.status_of(40), "training", print)
+
+
 def test_a_wait_ends_with_the_training_and_not_with_a_slow_machine(job: Trained, see: Observer) -> None:
     looks = iter(range(10_000))
     assert see.wait(lambda: next(looks) if next(looks) > 5_000 else None, "something") > 5_000
