@@ -136,7 +136,7 @@ class Fleet:
 
         async def settled() -> bool:
             runners = operator._runners.values()
-            nodes = [node for runner in runners for node in runner.state.nodes.values()]
+            nodes = [node for runner in runners for node in runner.job.nodes.values()]
             return bool(runners) and all(node.plans.selected for node in nodes) and self.cluster.ready() >= len(runners)
 
         await _until(settled)

@@ -16,9 +16,12 @@ import perseus_operator
 
 ROOT = Path(perseus_operator.__file__).parent
 STATE = {
-    "planning/state.py": "JobState",
+    "planning/training.py": "Training",
     "planning/node.py": "Node",
     "planning/node_plans.py": "NodePlans",
+    "planning/job.py": "Job",
+    "planning/solve_progress.py": "SolveProgress",
+    "planning/stragglers/progress.py": "StragglerProgress",
     "planning/input_progress.py": "InputProgress",
     "planning/calibration_progress.py": "CalibrationProgress",
     "planning/lifecycle.py": "JobEnd",

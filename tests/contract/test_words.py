@@ -22,7 +22,7 @@ GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 
 IDENTIFIERS = frozenset(
     """
-    calm door doors fact facts hand heed hear heard learn learner learning learnt mind plausible recall recalled
+    calm door doors hand heed hear heard learn learner learning learnt mind plausible recall recalled
     recalling think thought told telling whoever
     """.split()  # noqa: SIM905
 )

@@ -86,8 +86,8 @@ class StepsJob(Job):
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
         self.state.inputs.read_ended(at_s=self.now_s)
-        self.state.frontier = replace(self._solved.view, digest=inputs_digest(self.spec, "csv"))
-        self.state.planned_times = self._solved.planned_times
+        self.state.solve.frontier = replace(self._solved.view, digest=inputs_digest(self.spec, "csv"))
+        self.state.solve.planned_times = self._solved.planned_times
 
     def step(self, count: int = 1, *, plan_is_slower: float = 1.0) -> None:
         """Run iterations; ``plan_is_slower``: what a plan takes over what it promises."""
@@ -120,7 +120,7 @@ class StepsJob(Job):
         self.now_s += last_s
         self.act()
         self.state.baseline_measured()
-        detected = dict(self.state.detector.slowdowns)
+        detected = dict(self.state.stragglers.detector.slowdowns)
         self.steps.append(Step(last_s, sum(energies_j), points, detected, self.state.guard.hold))
 
     def _clock_mhz(self, point: int | None) -> int:

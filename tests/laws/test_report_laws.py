@@ -18,8 +18,9 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import History, Report
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.stragglers.detector import StragglerDetector
+from perseus_operator.planning.training import Training
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_solver.schedules import build_schedule
 
@@ -145,7 +146,7 @@ def test_ranks_that_are_none_of_the_job_are_kept_nowhere() -> None:
 @given(st.lists(reports(), max_size=60))
 def test_no_report_ends_a_reader_and_all_keep_a_bounded_amount(said: list[Report]) -> None:
     said = [report for report in said if is_valid_report(report)]
-    state, history = JobState(JobRef("a", "b", "u")), History(PIPELINES, STAGES)
+    state, history = Training(PerseusJob(JobRef("a", "b", "u"))), History(PIPELINES, STAGES)
     spec = parse_spec(
         {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 2, "dataParallel": PIPELINES},

@@ -1,6 +1,6 @@
 """Calibrates one job: records its iterations, has a worker process fit them, stores the result for later jobs.
 
-Each outcome is an event of ``JobState.calibration``. The planner decides when a calibration is due, and that a new one
+Each outcome is an event of ``Training.calibration``. The planner decides when a calibration is due, and that a new one
 needs a new frontier.
 """
 
@@ -15,7 +15,7 @@ from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, KubeError, KubeNotFound, SolveFailed
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.solving.calibration import (
     CalibrationResult,
     IterationRecord,
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class Calibrator:
     """The recorded iterations of one job, and the calibration in use."""
 
-    def __init__(self, state: JobState, services: Services) -> None:
-        self._state = state
+    def __init__(self, training: Training, services: Services) -> None:
+        self._training = training
         self._services = services
         self._record: IterationRecord | None = None
         self.calibration = ""
@@ -41,17 +41,17 @@ class Calibrator:
 
     def record(self, iteration: JobIteration, solved: SolvedFrontier | None) -> None:
         """Record an iteration that ran plans of this frontier, if it is typical."""
-        if solved is None or not self._state.is_typical(iteration):
+        if solved is None or not self._training.is_typical(iteration):
             return
         if self._record is None or self._record.schedule.instructions != solved.schedule.instructions:
             self._record = IterationRecord(solved.schedule)
         if self._record.add(iteration, solved.planned_times):
-            self._state.calibration.iteration_recorded(len(self._record))
+            self._training.calibration.iteration_recorded(len(self._record))
 
     def discard_record(self) -> None:
         """The profile has changed: iterations under plans of the old one explain nothing any more."""
         self._record = None
-        self._state.calibration.record_discarded()
+        self._training.calibration.record_discarded()
 
     async def calibrate(self, inputs: SolveRequest, profile: StoredProfile | None) -> None:
         """Calibrate on the recorded iterations; plan with the result if it changes predictions noticeably.
@@ -60,11 +60,11 @@ class Calibrator:
             inputs: of the frontier in use.
             profile: with which the result is stored.
         """
-        progress, record = self._state.calibration, self._record
+        progress, record = self._training.calibration, self._record
         try:
             if record is None:
                 return
-            answer = await self._services.solver.calibrate(record.request(inputs), self._state.ref.namespace)
+            answer = await self._services.solver.calibrate(record.request(inputs), self._training.ref.namespace)
             result = await asyncio.to_thread(parse_calibration_result, answer)
         except (InvalidProfile, SolveFailed) as error:
             progress.failed(Explanation(Reason.CALIBRATION_FAILED, str(error)))
@@ -82,7 +82,7 @@ class Calibrator:
         Raises:
             KubeError: it is not known whether there is one.
         """
-        progress = self._state.calibration
+        progress = self._training.calibration
         try:
             stored = await self._services.kube.read_profile(profile.namespace, profile.name)
         except KubeNotFound:
@@ -101,13 +101,13 @@ class Calibrator:
 
     def _adopt(self, result: CalibrationResult) -> None:
         self.calibration = result.text
-        self._state.calibration.adopted(result.quality.digest)
+        self._training.calibration.adopted(result.quality.digest)
 
     async def _store(self, text: str, inputs: SolveRequest, profile: StoredProfile | None) -> None:
         """Store it in the status of the PerseusProfile; where a ConfigMap of the user holds the profile, in that of an
         empty one of this name.
         """
-        ref, kube = self._state.ref, self._services.kube
+        ref, kube = self._training.ref, self._services.kube
         if profile is None or profile.namespace != ref.namespace:
             return  # what is another namespace's is read, and never written
         if len(text) > MAX_CALIBRATION_BYTES:

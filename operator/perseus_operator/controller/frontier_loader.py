@@ -14,7 +14,7 @@ from dataclasses import replace
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, SolveTimeout
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
     frontier_to_spec,
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 class FrontierLoader:
     """The frontier of one job."""
 
-    def __init__(self, state: JobState, services: Services) -> None:
+    def __init__(self, training: Training, services: Services) -> None:
         self.solved: SolvedFrontier | None = None
-        """The frontier in force with its plans; the planner's view of it is in the job's state."""
+        """The frontier in force with its plans; the planner's view of it is in the job's training."""
         self._coming: SolvedFrontier | None = None
         """The same of the state's coming one."""
-        self._state = state
+        self._training = training
         self._services = services
 
     async def load(self, digest: str, request: SolveRequest) -> None:
@@ -46,7 +46,7 @@ class FrontierLoader:
             digest: of the inputs, see ``frontier_inputs.inputs_digest``.
             request: the inputs.
         """
-        state, metrics = self._state, self._services.metrics
+        training, metrics = self._training, self._services.metrics
         try:
             solved = await self._restore(digest, request)
             restored = solved is not None
@@ -56,22 +56,22 @@ class FrontierLoader:
             else:
                 metrics.restores.inc()
         except InvalidProfile as error:
-            state.solve_failed(digest, Explanation(Reason.PROFILE_INVALID, str(error)))
+            training.solve.failed(digest, Explanation(Reason.PROFILE_INVALID, str(error)))
         except SolveFailed as error:
             metrics.solves.labels("failed").inc()
             reason = Reason.SOLVE_TIMEOUT if isinstance(error, SolveTimeout) else Reason.SOLVE_FAILED
-            state.solve_failed(digest, Explanation(reason, str(error)))
+            training.solve.failed(digest, Explanation(reason, str(error)))
         else:
-            state.solve_succeeded(replace(solved.view, restored=restored), solved.planned_times)
+            training.solve_succeeded(replace(solved.view, restored=restored), solved.planned_times)
             self._coming = solved
-            if state.coming is None:
+            if training.solve.coming is None:
                 self._adopted()
         finally:
-            state.solve_ended()
+            training.solve.ended()
 
     def adopt(self) -> None:
         """Let the coming frontier be in force."""
-        self._state.frontier_adopted()
+        self._training.frontier_adopted()
         self._adopted()
 
     def _adopted(self) -> None:
@@ -83,7 +83,7 @@ class FrontierLoader:
         return next((solved for solved in known if solved is not None and solved.view.digest == digest), None)
 
     async def _restore(self, digest: str, request: SolveRequest) -> SolvedFrontier | None:
-        ref, kube = self._state.ref, self._services.kube
+        ref, kube = self._training.ref, self._services.kube
         try:
             stored = await kube.read_frontier(ref)
         except KubeError:
@@ -109,10 +109,10 @@ class FrontierLoader:
 
     async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
         """Each job waits for its own turn, even if others wait for the same; what comes of it they share."""
-        data, seconds = await self._services.solver.solve(request, self._state.ref.namespace)
+        data, seconds = await self._services.solver.solve(request, self._training.ref.namespace)
 
         async def read() -> SolvedFrontier:
-            logger.info("%s: frontier solved in %.3f s", self._state.ref, seconds)
+            logger.info("%s: frontier solved in %.3f s", self._training.ref, seconds)
             self._services.metrics.solves.labels("solved").inc()
             return await _opened(data, request, digest, ms_from_s(seconds), restored=False)
 
@@ -121,7 +121,7 @@ class FrontierLoader:
         return solved
 
     async def _store(self, solved: SolvedFrontier) -> None:
-        ref = self._state.ref
+        ref = self._training.ref
         spec = frontier_to_spec(solved)
         if spec is None:
             logger.warning("%s: frontier of %d bytes is too large to store", ref, len(solved.data))

@@ -1,8 +1,8 @@
-"""Keeps one job as its PerseusJob says: asks the planner, starts what it decides, reports what came of it.
+"""Serves one job as its PerseusJob says: asks its family what to do, starts what it decides, reports what came of it.
 
 There is one ``JobRunner`` for each PerseusJob, on the operator's event loop. Every call to an agent, every read, solve
-and write is a task of its own, so nothing waits for anything slow. Each task ends with an event in ``JobState`` and
-wakes the runner. What to do is decided in ``planning``, what to report in ``reporting``.
+and write is a task of its own, so nothing waits for anything slow. Each task ends with an event of the job or of a part
+of it, and wakes the runner. What to do and what to report is the family's.
 """
 
 from __future__ import annotations
@@ -11,23 +11,18 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import parse_spec
-from perseus_operator.api.pipeline import Pipeline
+from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.api.power_status import DrawStatus
-from perseus_operator.controller.calibrator import Calibrator
-from perseus_operator.controller.frontier_loader import FrontierLoader
+from perseus_operator.controller.families import FAMILIES, Kind
+from perseus_operator.controller.family import Family, Surroundings, member_of
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.controller.observer import Observer
-from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.release import release_job
-from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
 from perseus_operator.controller.services import BACKOFF_S, Services
 from perseus_operator.controller.set_straggler import ObservedJob
-from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.view import JobView
@@ -35,25 +30,20 @@ from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
-from perseus_operator.planning.canary import JudgeCanary
-from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
-from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
-from perseus_operator.planning.lifecycle import DeleteJob
+from perseus_operator.planning.decision import Decision
+from perseus_operator.planning.job import Job
+from perseus_operator.planning.lifecycle import next_deletion
+from perseus_operator.planning.member import Member
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import AwaitRenewal, NodeCommand, Renew, Select
-from perseus_operator.planning.planner import Action, decide
+from perseus_operator.planning.node_actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
 from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
-from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.planning.shape import shape_of_ranks
-from perseus_operator.planning.state import JobState
-from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_operator.planning.workloads import select
-from perseus_operator.reporting.status import current_measurement
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
 
+_NEVER_S: Final = 3600.0
+"""How soon to look again at a job about which nothing is to be done."""
 _DELETE_AGAIN_S: Final = 30.0
 _COALESCE_S: Final = 0.005
 """Reports of one iteration arrive together, and one reconciliation is enough for them. Between two of them the pause is
@@ -63,9 +53,9 @@ at least twice as long as they take: a job of thousands of ranks may not occupy 
 class JobRunner:
     """Reconciles one job from the first time it is observed until it is stopped or released."""
 
-    def __init__(self, ref: JobRef, services: Services) -> None:
+    def __init__(self, ref: JobRef, services: Services, kinds: Sequence[Kind] = FAMILIES) -> None:
         self.ref = ref
-        self.state = JobState(ref)
+        self.job = Job(ref)
         self.next_reconcile_s = services.monotonic_s()
         """When the next reconciliation is due though nothing happens (monotonic); for the liveness probe."""
         self.observed = ObservedJob("", "")
@@ -75,34 +65,22 @@ class JobRunner:
         self._services = services
         self._reconcile_duration_s = 0.0
         self._raw_spec: Any = None
-        self._annotation: str | None = None
         self._wake = Wake(services.looks_pace, services.monotonic_s)
         self._awaited: set[str] = set()
         """Nodes whose renewal the planner waits for, as it said last."""
         self._selecting = 0
         """Selections that are under way."""
-        self._bound_us = math.inf
-        """Of an iteration, as the planner said last."""
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calibrator = Calibrator(self.state, services)
-        self._profiler = Profiler(self.state, services)
-        self._observer = Observer(self.state, services)
-        self._inputs = SolveInputs(self.state, services, self._calibrator, self._profiler, self._observer)
-        self._frontier = FrontierLoader(self.state, services)
         self._status = StatusWriter(ref, services, lambda write: self._spawn(write, otherwise=self._written))
         self._trace = EditTrace()
-        self._nodes = NodeSession(
-            self.state,
-            services,
-            inputs=self._inputs,
-            frontier=self._frontier,
-            calibrator=self._calibrator,
-            profiler=self._profiler,
-            observer=self._observer,
-            wake=self._wake,
-            exceeds_bound=lambda iteration: iteration.time_us > self._bound_us,
-        )
+        self._kinds = kinds
+        self._kind = kinds[-1]
+        self.family = self._made(self._kind)
+        self._nodes = NodeSession(self.job, services, family=lambda: self.family, wake=self._wake)
+
+    def _made(self, kind: Kind) -> Family:
+        return kind.make(Surroundings(self.job, self._services, self._wake, self._spawn, self._trace))
 
     # -------------------------------------------------------------------------------------------------------- observe
 
@@ -116,29 +94,29 @@ class JobRunner:
             Whether anything about it is new. Most often only the status has changed, which the operator wrote itself.
         """
         metadata = body["metadata"]
-        before = (self.state.generation, self._raw_spec, self.observed.annotation, self.labels)
-        first = self.state.generation == 0
-        self.state.generation_observed(int(metadata.get("generation", 1)))
+        before = (self.job.generation, self._raw_spec, self.observed.annotation, self.labels)
+        first = self.job.generation == 0
+        self.job.generation_observed(int(metadata.get("generation", 1)))
         annotations, version = metadata.get("annotations") or {}, metadata.get("resourceVersion", "")
         status = body.get("status") or {}
-        if self.state.generation != before[0]:
+        if self.job.generation != before[0]:
             took_over = first and bool(status)
-            self._trace.begin(self.ref, self.state.generation, annotations, edited=not took_over)
+            self._trace.begin(self.ref, self.job.generation, annotations, edited=not took_over)
         if first:
             self._status.restore(status, annotations, version)
-            now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
             if status:
-                self.taken_over_s = now_s
-            restore_from_status(self.state, status, now_s=now_s, wall_s=wall_s)
+                self.taken_over_s = self._services.monotonic_s()
+            self.job.end.restored(status)
+            self.family.restored(status)
         elif self._status.observe(status, annotations, version):
             self._wake.now()
         self._observe_spec(body.get("spec"))
         annotation = annotations.get(keys.ANNOTATION_STRAGGLER, "")
-        self._observe_annotation(annotation)
+        self.family.annotations_observed(annotations)
         self.observed = ObservedJob(version, annotation)
         self.labels = metadata.get("labels") or {}
-        self.state.class_observed(self.labels.get(keys.LABEL_CLASS, ""))
-        if (self.state.generation, self._raw_spec, annotation, self.labels) == before:
+        self.job.class_observed(self.labels.get(keys.LABEL_CLASS, ""))
+        if (self.job.generation, self._raw_spec, annotation, self.labels) == before:
             return False
         self._wake.now()
         return True
@@ -148,44 +126,39 @@ class JobRunner:
             return
         self._raw_spec = raw_spec
         try:
-            self.state.spec_accepted(parse_spec(raw_spec))
+            spec = parse_spec(raw_spec)
         except InvalidSpec as error:
-            self.state.spec_rejected(Explanation(Reason.SPEC_INVALID, str(error)))
-
-    def _observe_annotation(self, text: str) -> None:
-        if text == self._annotation:
-            return
-        self._annotation = text
-        try:
-            declarations = parse_annotation(text)
-        except InvalidSpec as error:
-            self.state.declarations_rejected(Explanation(Reason.ANNOTATION_INVALID, str(error)))
+            self.job.spec_rejected(Explanation(Reason.SPEC_INVALID, str(error)))
         else:
-            self.state.declarations_observed(declarations, now_s=self._services.monotonic_s())
+            self._choose_family(spec)
+            self.family.spec_accepted(spec)
+
+    def _choose_family(self, spec: JobSpec) -> None:
+        """The spec's first family; a spec changes it only where nobody has held it to the CRD's rules."""
+        kind = next(kind for kind in self._kinds if kind.serves(spec))
+        if kind is not self._kind:
+            self._kind, self.family = kind, self._made(kind)
 
     def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""
-        chosen = select(self.state.spec, pods)
-        self.state.pods_observed(
-            chosen.pods,
-            agents,
-            attempt=chosen.attempt,
-            excluded=chosen.excluded,
-            failed=chosen.failed,
-            finished_at_s=self._services.wall_s() if chosen.finished else None,
-        )
+        chosen = select(self.job.spec, pods)
+        self.family.pods_observed(chosen, agents, finished_at_s=self._services.wall_s() if chosen.finished else None)
         self._wake.now()
+
+    def member(self, now: Now, *, settled: bool) -> Member | None:
+        """See ``member_of``."""
+        return member_of(self.job, self.family, now, settled=settled)
 
     def grant(self, share: Share | None) -> None:
         """Take in the job's share of a PowerBudget; None: no budget selects the job."""
-        if share != self.state.share:
-            self.state.share_granted(share)
+        if share != self.job.share:
+            self.job.share_granted(share)
             self._wake.now()
 
     def publish_draw(self, draw: DrawStatus | None) -> None:
         """Write what the job draws into its status; None: no other replica needs to know."""
-        if draw != self.state.draw:
-            self.state.draw_published(draw)
+        if draw != self.job.draw:
+            self.job.draw_published(draw)
             self._wake.in_turn()
 
     @property
@@ -200,7 +173,7 @@ class JobRunner:
 
     def view(self) -> JobView:
         """What the web page may show."""
-        return JobView(self.ref, self.state.spec, self._status.stored, self._frontier.solved)
+        return JobView(self.ref, self.job.spec, self._status.stored, self.family.solved)
 
     # ------------------------------------------------------------------------------------------------------ reconcile
 
@@ -237,100 +210,76 @@ class JobRunner:
 
     def _reconcile(self) -> float:
         """Decide, start what was decided, report; seconds until the next reconciliation is due."""
-        services = self._services
+        services, job = self._services, self.job
         services.metrics.set_class(self.ref, self.labels.get(keys.LABEL_CLASS, ""))
         now = Now(services.monotonic_s(), services.wall_s())
-        self._take_shape()
+        if job.fenced is not None:  # a newer operator commands and reports; leases that this one holds expire
+            return _NEVER_S
         with services.metrics.reconcile_seconds.time():
-            decision = decide(self.state, now, services.limits)
-            if decision.adopt:  # decided again, for what is reported must be of one frontier
-                self._frontier.adopt()
-                decision = decide(self.state, now, services.limits)
-            self._bound_us = decision.bound_us or math.inf
-            self.state.guard_updated(decision.guard)
-            self.state.hardware_adopted(decision.hardware)
-            self._awaited.clear()
+            decision = self.family.decide(now)
             for action in decision.actions:
-                self._start(action)
-            baseline = self.state.baseline_measured()
-            measured = current_measurement(self.state, decision)
-            if measured is not None:
-                self.state.end.plan_measured(measured)
-            report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
-            self._trace.reported(self._status.stored, self.state.generation)
+                self.family.start(action)
+            wake_at_s = min(decision.wake_at_s, self._command_nodes(decision, now), self._delete_in_time(now))
+            report_s = self._status.report(job, self.family.report(decision), now)
+            self._trace.reported(self._status.stored, job.generation)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
         self._wake.looked(self._reconcile_duration_s)
-        return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
+        return max(0.0, min(wake_at_s - now.monotonic_s, report_s))
 
-    def _take_shape(self) -> None:
-        """Plan for the shape that the training processes report, where the spec leaves it to them."""
-        if not self.state.shape_wanted:
-            return
-        shape = shape_of_ranks(self.state)
-        if isinstance(shape, Pipeline):
-            self.state.shape_learned(shape)
-            if needs_schedule_from_ranks(self.state):
-                self._spawn(self._inputs.collect_schedule())
+    def _command_nodes(self, decision: Decision, now: Now) -> float:
+        """Start what the nodes need to hold what is intended; when to look again at the latest (monotonic)."""
+        self._awaited.clear()
+        if decision.intent is None:
+            return now.monotonic_s + _NEVER_S
+        wakes_s = [now.monotonic_s + _NEVER_S]
+        for action, wake_at_s in list(next_actions(self.job.nodes, decision.intent, now_s=now.monotonic_s)):
+            wakes_s.append(wake_at_s)
+            if action is not None:
+                self._start(action)
+        return min(wakes_s)
 
-    def _start(self, action: Action) -> None:
-        state = self.state
-        if isinstance(action, ReadInputs):
-            state.inputs.read_started()
-            self._spawn(self._inputs.read(), self._trace.step("read inputs"))
-        elif isinstance(action, Solve):
-            state.solve_started(action.digest, action.basis)
-            work = self._frontier.load(action.digest, self._inputs.request())
-            self._spawn(work, self._trace.step("solve", **{"perseus.frontier.digest": action.digest}))
-        elif isinstance(action, Calibrate):
-            state.calibration.run_started()
-            work = self._calibrator.calibrate(self._inputs.request(), self._inputs.profile)
-            self._spawn(work, self._trace.step("calibrate"))
-        elif isinstance(action, BeginComparison | ResumePlan | EndComparison):
-            state.comparisons.decided(action, iteration=state.furthest_iteration)
-            self._wake.now()
-        elif isinstance(action, JudgeCanary):
-            state.canary_judged(action.verdict)
-            self._wake.now()
-        elif isinstance(action, BeginSweep):
-            self._profiler.begin(action.sweep)
-            self._wake.now()
-        elif isinstance(action, DeleteJob):
-            state.end.deletion_asked(self._services.monotonic_s() + _DELETE_AGAIN_S)
+    def _delete_in_time(self, now: Now) -> float:
+        """Delete a job that has finished and whose time is over; when to look again at the latest (monotonic)."""
+        job = self.job
+        if job.spec is None:
+            return math.inf
+        due, wake_at_s = next_deletion(job.end, job.spec, now_s=now.monotonic_s, wall_s=now.wall_s)
+        if due:
+            job.end.deletion_asked(now.monotonic_s + _DELETE_AGAIN_S)
             self._spawn(self._delete())
-        elif isinstance(action, SaveSweep | StoreProfile):
-            state.profiling.write_started()
-            self._spawn(self._profiler.write(action))
-        elif isinstance(action, AwaitRenewal):
+        return wake_at_s
+
+    def _start(self, action: NodeAction) -> None:
+        if isinstance(action, AwaitRenewal):
             self._awaited.add(action.node)
-        else:
-            node = state.nodes[action.node]
-            if isinstance(action, Renew):
-                node.renewal_started()
-                self._spawn(self._renew(node, action), otherwise=lambda: self._renewed(node))
-                return
-            node.command_started()
-            name = type(action).__name__.lower()
-            command = self._select if isinstance(action, Select) else self._nodes.command
-            self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
+            return
+        node = self.job.nodes[action.node]
+        if isinstance(action, Renew):
+            node.renewal_started()
+            self._spawn(self._renew(node, action), otherwise=lambda: self._renewed(node))
+            return
+        node.command_started()
+        name = type(action).__name__.lower()
+        command = self._select if isinstance(action, Select) else self._nodes.command
+        self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
 
     async def _renew(self, node: Node, action: Renew) -> bool:
         """Renew a lease; whether the planner must look at once: something has changed, or waits for this."""
-        inputs = self.state.inputs
-        before = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
+        before = node.leased_pods, node.clock, node.description, node.fault, self.family.schedule
         await self._nodes.command(node, action)
-        after = node.leased_pods, node.clock, node.description, node.fault, inputs.schedule_csv, inputs.schedule_fault
+        after = node.leased_pods, node.clock, node.description, node.fault, self.family.schedule
         return after != before or node.fault is not None or node.name in self._awaited
 
     def _renewed(self, node: Node) -> None:
         """Look no later than the next renewal is due; in turn if the agent has described its node once more."""
-        if node.description == 0 or needs_schedule_from_ranks(self.state):
+        if node.description == 0 or self.family.schedules_wanted:
             self._wake.in_turn()
         self.next_reconcile_s = min(self.next_reconcile_s, node.renew_at_s)
         self._wake.at(node.renew_at_s)
 
     def _written(self) -> None:
         """The status is stored, and there is nothing more to report."""
-        self._trace.reported(self._status.stored, self.state.generation)
+        self._trace.reported(self._status.stored, self.job.generation)
 
     async def _select(self, node: Node, action: NodeCommand) -> bool:
         """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""
@@ -398,4 +347,4 @@ class JobRunner:
     async def release(self) -> None:
         """Reconcile no more, and return every GPU of the job to its default clocks: the PerseusJob is deleted."""
         await self.stop()
-        await release_job(self.state, self._services)
+        await release_job(self.job, self._services)

@@ -22,25 +22,17 @@ from perseus_operator.clients.agent_messages import (
     TelemetryEvent,
 )
 from perseus_operator.controller import tracing
-from perseus_operator.controller.calibrator import Calibrator
-from perseus_operator.controller.frontier_loader import FrontierLoader
-from perseus_operator.controller.observer import Observer
-from perseus_operator.controller.profiler import Profiler
-from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
+from perseus_operator.controller.family import Family
 from perseus_operator.controller.services import Services, backoff_s
-from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
 from perseus_operator.objects import Pod
-from perseus_operator.planning.hardware import clocks_of
-from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.latencies import ClockTimes
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.job import Job
 from perseus_operator.planning.named_gpus import NamedGpu, named_gpus
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeCommand, Push, Release, Renew, Select
 from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.planning.state import JobState
-from perseus_operator.solving.frontier import SolvedFrontier
 
 logger = logging.getLogger(__name__)
 _SLICES_S: Final = 2.0
@@ -48,37 +40,26 @@ _SLICES_S: Final = 2.0
 
 
 class NodeSession:
-    """The agents of one job. ``wake`` lets the planner look again; ``exceeds_bound``: whether that is urgent after an
-    iteration.
-    """
+    """The agents of one job."""
 
-    def __init__(
-        self,
-        state: JobState,
-        services: Services,
-        *,
-        inputs: SolveInputs,
-        frontier: FrontierLoader,
-        calibrator: Calibrator,
-        profiler: Profiler,
-        observer: Observer,
-        wake: Wake,
-        exceeds_bound: Callable[[JobIteration], bool],
-    ) -> None:
-        self._state = state
+    def __init__(self, job: Job, services: Services, *, family: Callable[[], Family], wake: Wake) -> None:
+        """Talk to nobody yet.
+
+        Args:
+            job: whose agents these are.
+            services: of the operator.
+            family: returns the job's.
+            wake: has the job looked at again.
+        """
+        self._job = job
         self._services = services
-        self._inputs = inputs
-        self._frontier = frontier
-        self._calibrator = calibrator
-        self._profiler = profiler
-        self._observer = observer
+        self._family = family
         self._wake = wake
-        self._exceeds_bound = exceeds_bound
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     @property
     def _epoch(self) -> int:
-        return max(self._services.epochs.of(self._state.ref.uid), self._state.raised_epoch)
+        return max(self._services.epochs.of(self._job.ref.uid), self._job.raised_epoch)
 
     @property
     def streams(self) -> list[asyncio.Task[None]]:
@@ -104,20 +85,20 @@ class NodeSession:
 
     async def _fenced(self, node: Node, action: NodeCommand, error: AgentFenced) -> None:
         """Go on under a higher epoch if the counter was lost; stop if a newer operator commands."""
-        state = self._state
+        job = self._job
         try:
-            epoch = await self._services.epochs.above(error.seen, state.ref.uid)
+            epoch = await self._services.epochs.above(error.seen, job.ref.uid)
         except KubeError as unread:
             unknown = f"the agent has seen epoch {error.seen}, and the counter is not known: {unread}"
             self._failed(node, action, AgentUnavailable(unknown), refused=False)
             return
         if epoch is None:
             message = f"A newer operator commands this job; node {node.name}: {error}"
-            state.fenced_by(Explanation(Reason.FENCED, message))
-            logger.warning("%s: %s: %s", state.ref, Reason.FENCED.value, message)
+            job.fenced_by(Explanation(Reason.FENCED, message))
+            logger.warning("%s: %s: %s", job.ref, Reason.FENCED.value, message)
             return
-        logger.warning("%s: node %s has seen epoch %s: going on under %d", state.ref, node.name, error.seen, epoch)
-        state.epoch_raised(epoch)
+        logger.warning("%s: node %s has seen epoch %s: going on under %d", job.ref, node.name, error.seen, epoch)
+        job.epoch_raised(epoch)
         node.lease_lost()  # whatever it holds was acquired under another epoch
 
     def _failed(self, node: Node, action: NodeCommand, error: AgentError, *, refused: bool) -> None:
@@ -138,14 +119,14 @@ class NodeSession:
     async def _perform(self, node: Node, action: NodeCommand) -> None:
         agents, metrics, address = self._services.agents, self._services.metrics, node.address
         assert address is not None
-        command: dict[str, Any] = {"job_uid": self._state.ref.uid, "epoch": self._epoch}
+        command: dict[str, Any] = {"job_uid": self._job.ref.uid, "epoch": self._epoch}
         started_s, ttl_s = self._services.monotonic_s(), self._services.limits.lease_ttl_s
         if isinstance(action, Acquire):
             pods = node.pods
             lease = await agents.acquire(
                 address,
                 **command,
-                job_name=str(self._state.ref),
+                job_name=str(self._job.ref),
                 ttl_s=ttl_s,
                 pods=sorted(pods, key=lambda pod: pod.uid),
                 clock_mhz=action.resting.mhz,
@@ -166,7 +147,7 @@ class NodeSession:
         elif isinstance(action, Renew):
             lease = await agents.renew(address, **command, ttl_s=ttl_s)
             node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock)
-            if not node.is_described(lease.description) or needs_schedule_from_ranks(self._state):
+            if not node.is_described(lease.description) or self._family().schedules_wanted:
                 await self._describe(node, lease.description)
         elif isinstance(action, Release):
             await agents.release(address, **command)
@@ -190,43 +171,28 @@ class NodeSession:
                 slices = await self._services.kube.resource_slices(node_name)
             return named_gpus(slices, claiming)
         except (KubeError, TimeoutError) as error:
-            logger.warning("%s: the ResourceSlices of node %s are unknown: %s", self._state.ref, node_name, error)
+            logger.warning("%s: the ResourceSlices of node %s are unknown: %s", self._job.ref, node_name, error)
             return ()
 
     async def _push(self, node: Node, address: str, action: Push) -> None:
-        solved = self._frontier.find(action.plans)
-        if solved is not None:
-            plan_set = await self._services.cache.plan_set(solved, action.stages)
-        else:
-            plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
-        changes = self._changes(solved, plan_set.clocks_mhz)
-        pushed = node.plans.pushed
+        plans = await self._family().plans(action)
+        plan_set, pushed = plans.plan_set, node.plans.pushed
         # The same plans of another frontier may have been rehearsed under other latencies.
-        if plan_set.plan_id != node.plans.plan_id or (changes and pushed is not None and pushed.digest != action.plans):
+        others = plans.changes and pushed is not None and pushed.digest != action.plans
+        if plan_set.plan_id != node.plans.plan_id or others:
             await self._services.agents.push(
-                address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set, changes=changes
+                address, job_uid=self._job.ref.uid, epoch=self._epoch, plan_set=plan_set, changes=plans.changes
             )
-        frontier = self._state.frontier  # may have been adopted meanwhile
-        beside = action.beside and (frontier is None or frontier.digest != action.plans)
+        beside = action.beside and not self._family().follows(action.plans)  # they may have been adopted meanwhile
         noted = node.plans.stored_beside if beside else node.plans.stored
         noted(StoredPlans(plan_set.plan_id, action.plans, action.stages))
-
-    def _changes(self, solved: SolvedFrontier | None, clocks_mhz: Iterable[int]) -> list[ClockTimes]:
-        """How long changes to these clocks take under which a frontier was rehearsed; for plans that were not rehearsed
-        what is known now.
-        """
-        in_use, wanted = self._state.hardware.in_use, set(clocks_mhz)
-        known = clocks_of(solved.view.hardware) if solved is not None and solved.view.hardware else None
-        if known is None:
-            known = in_use.clocks if in_use is not None else ()
-        return [times for times in known if times.mhz in wanted]
 
     async def _select(self, node: Node, address: str, action: Select) -> None:
         plan_id = node.plans.plan_id
         node.plans.selection_sent()
         furthest = await self._services.agents.select(
             address,
-            job_uid=self._state.ref.uid,
+            job_uid=self._job.ref.uid,
             epoch=self._epoch,
             plan_id=plan_id,
             points=action.points,
@@ -244,7 +210,7 @@ class NodeSession:
             description: what the agent called it before it was asked: if it changes meanwhile, it is asked again.
         """
         assert node.address is not None
-        with_schedules = needs_schedule_from_ranks(self._state)
+        with_schedules = self._family().schedules_wanted
         node.described(description)  # now: telemetry that comes meanwhile outdates it
         try:
             info = await self._services.agents.describe(node.address, with_schedules=with_schedules)
@@ -255,12 +221,12 @@ class NodeSession:
         ranks = [rank for rank in info.ranks if rank.pod_uid in uids]
         present = {rank.id for rank in ranks}
         for gone in [rank for rank_id, rank in node.ranks.items() if rank_id not in present]:
-            self._state.rank_left(node, gone)
+            self._family().rank_left(node, gone)
         for rank in ranks:
-            self._state.rank_joined(node, rank)
+            self._family().rank_joined(node, rank)
         if with_schedules:
             node.schedules_declared({rank.id: info.schedules.get((rank.pod_uid, rank.pid), ()) for rank in ranks})
-            await self._inputs.collect_schedule()
+            await self._family().schedules_declared()
         gpus = node.gpu_uuids
         node.gpus_described(
             {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus},
@@ -269,7 +235,7 @@ class NodeSession:
         )
 
     def _forget(self, node: Node) -> None:
-        self._state.node_forgotten(node)
+        self._job.nodes.forget(node)
         stream = self._streams.pop(node.name, None)
         if stream is not None:
             stream.cancel()
@@ -285,8 +251,8 @@ class NodeSession:
     async def _read_telemetry(self, node: Node) -> None:
         failures = 0
         while node.leased_pods is not None and node.address is not None:
-            single = self._state.single_ranks_wanted
-            job = self._state.ref
+            single = self._family().single_ranks_wanted
+            job = self._job.ref
             events = self._services.agents.watch(
                 node.address, job.uid, namespace=job.namespace, combine_ranks=not single
             )
@@ -299,30 +265,21 @@ class NodeSession:
                         else:
                             self._observe(node, event)
                             self._wake.now()
-                        if self._state.single_ranks_wanted != single:
+                        if self._family().single_ranks_wanted != single:
                             break
             except AgentUnavailable:
                 # The agent may be gone, and the lease with it.
                 node.renewal_requested()
             except AgentError as error:
-                logger.warning("%s: telemetry of node %s: %s", self._state.ref, node.name, error)
+                logger.warning("%s: telemetry of node %s: %s", self._job.ref, node.name, error)
             self._wake.now()
             await asyncio.sleep(backoff_s(failures))
             failures += 1
 
     def _observe_report(self, node: Node, report: Report) -> None:
-        state, slowdowns = self._state, self._state.detector.slowdowns
-        self._profiler.observe(node, report, self._inputs.request)
-        self._observer.observe(report, self._inputs.request)
-        iteration = state.iteration_reported(node, report)
-        if iteration is not None:
-            self._services.metrics.count_iteration(state.ref, iteration.energy_mj, state.without_plan)
-            self._calibrator.record(iteration, self._frontier.solved)
-            self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile)
-            if state.detector.slowdowns != slowdowns or self._exceeds_bound(iteration):
-                self._wake.now()
-        if iteration is not None or state.shape_wanted:
-            self._wake.in_turn()
+        urgent = self._family().reported(node, report)
+        if urgent is not None:
+            (self._wake.now if urgent else self._wake.in_turn)()
 
     def _observe(self, node: Node, event: TelemetryEvent) -> None:
         if isinstance(event, StreamOpened | RankJoined | RankLeft | EventsDropped):
@@ -331,11 +288,11 @@ class NodeSession:
             node.renewal_requested()  # a renewal also asks for the ranks: some may have joined before the stream stood
         elif isinstance(event, RankJoined):
             if event.rank.pod_uid in {pod.uid for pod in node.pods}:
-                self._state.rank_joined(node, event.rank)
-                if event.rank.gpu_uuid not in node.gpus or needs_schedule_from_ranks(self._state):
+                self._family().rank_joined(node, event.rank)
+                if event.rank.gpu_uuid not in node.gpus or self._family().schedules_wanted:
                     node.renewal_requested()  # a renewal also describes GPUs and schedules
         elif isinstance(event, RankLeft):
-            self._state.rank_left(node, event.rank)
+            self._family().rank_left(node, event.rank)
         elif isinstance(event, GpuSlowdown):
             if event.active:
                 node.gpu_slowed(event.gpu_uuid, event.kind, event.message)

@@ -26,7 +26,7 @@ from perseus_operator.planning.observation import ITERATIONS, Basis
 from perseus_operator.planning.profiling.estimate import SAME, distance, estimate
 from perseus_operator.planning.profiling.reading import Reading
 from perseus_operator.planning.profiling.sweep import Key
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.gpus import curves_of
 from perseus_proto.units import mw_from_w, us_from_s
@@ -38,8 +38,8 @@ MOST_CANDIDATES: Final = 16
 class Observer:
     """What is observed of one job."""
 
-    def __init__(self, state: JobState, services: Services) -> None:
-        self._state = state
+    def __init__(self, training: Training, services: Services) -> None:
+        self._training = training
         self._services = services
         self._aggregator: tuple[tuple[Pipeline, str | None], ProfileAggregator] | None = None
         """And the shape and schedule that it aggregates."""
@@ -53,26 +53,26 @@ class Observer:
             report: of one iteration.
             request: returns the inputs of the frontier, with the schedule that the ranks execute.
         """
-        state = self._state
-        spec = state.spec
-        observes = spec is not None and spec.mode is Mode.OBSERVE and spec.shape_known and state.schedule_known
-        if spec is None or not observes or state.observation.observed is not None:
+        training = self._training
+        spec = training.spec
+        observes = spec is not None and spec.mode is Mode.OBSERVE and spec.shape_known and training.schedule_known
+        if spec is None or not observes or training.observation.observed is not None:
             self._aggregator = None
             return
-        shape, runs = spec.pipeline, (spec.pipeline, state.inputs.schedule_csv)
+        shape, runs = spec.pipeline, (spec.pipeline, training.inputs.schedule_csv)
         if self._aggregator is None or self._aggregator[0] != runs:
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
             self._aggregator = runs, ProfileAggregator(schedule_of(request()), ranks, ITERATIONS)
             self._aggregator[1].begin(None)
         aggregator = self._aggregator[1]
-        if state.slowed_pipelines():
+        if training.nodes.slowed_pipelines:
             aggregator.interrupt()
             return
         reading = aggregator.observe(report, 0)
-        state.observation.iteration_observed(aggregator.counted, aggregator.rejection)
+        training.observation.iteration_observed(aggregator.counted, aggregator.rejection)
         if reading is not None:
-            state.observation.completed(reading)
-            state.inputs.read_requested()
+            training.observation.completed(reading)
+            training.inputs.read_requested()
 
     async def profile(self, shared: str | None) -> StoredProfile:
         """Return what the job's savings can be predicted from, where it has no profile.
@@ -84,7 +84,7 @@ class Observer:
             InvalidProfile: nothing yet; the message says what is missing.
             KubeError: stored profiles could not be read.
         """
-        spec, observed = self._state.spec, self._state.observation.observed
+        spec, observed = self._training.spec, self._training.observation.observed
         assert spec is not None
         if observed is None:
             raise InvalidProfile(Reason.OBSERVING, self._progress())
@@ -94,7 +94,7 @@ class Observer:
         return self._found[1]
 
     def _progress(self) -> str:
-        own = self._state.observation
+        own = self._training.observation
         obstacle = f" The latest one cannot be used: {own.obstacle}." if own.obstacle else ""
         counted = f"{own.observed_iterations} of {ITERATIONS} iterations are observed, at whatever clocks its GPUs are"
         return f"The job has no profile. {counted}.{obstacle}"
@@ -104,7 +104,7 @@ class Observer:
         those takes as long.
         """
         best: tuple[float, StoredProfile] | None = None
-        for namespace in dict.fromkeys((self._state.ref.namespace, shared or self._state.ref.namespace)):
+        for namespace in dict.fromkeys((self._training.ref.namespace, shared or self._training.ref.namespace)):
             async for stored in self._services.kube.list_profiles(namespace, MOST_CANDIDATES):
                 found = await self._compared(spec, observed, stored, namespace)
                 if found is not None and (best is None or found[0] < best[0]):
@@ -115,7 +115,7 @@ class Observer:
         self, spec: JobSpec, observed: Reading, stored: StoredObject, namespace: str
     ) -> tuple[float, StoredProfile] | None:
         """By what share a stored profile is off, and the profile; None: it is not of this job."""
-        gpus = {(gpu.model, gpu.driver) for gpu in self._state.gpus}
+        gpus = {(gpu.model, gpu.driver) for gpu in self._training.nodes.gpus}
         try:
             profile = parse(ProfileSpec, stored.spec, stored.name)
             if profile.csv is None or profile.blocking_power_milliwatts is None:
@@ -140,7 +140,7 @@ class Observer:
         )
 
     def _estimated(self, observed: Reading) -> StoredProfile:
-        models = sorted({gpu.model for gpu in self._state.gpus})
+        models = sorted({gpu.model for gpu in self._training.nodes.gpus})
         if len(models) != 1:
             message = f"The job runs on {len(models)} models of GPU: predictions need one, or a profile."
             raise InvalidProfile(Reason.PROFILE_NOT_FOUND, message)
@@ -154,7 +154,7 @@ class Observer:
         return StoredProfile(
             f"curves of {curves.name}",
             made.csv.encode(),
-            self._state.ref.namespace,
+            self._training.ref.namespace,
             power_mw=mw_from_w(made.blocking_power_w),
             basis=Basis.MODEL,
             basis_source=source,

@@ -22,10 +22,10 @@ from perseus_operator.objects import JobRef, Json
 from perseus_operator.planning import power_budget
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.budget_watts import next_watts
+from perseus_operator.planning.member import Member
 from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement, Member
+from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement
 from perseus_operator.planning.power_draw import draw_to_status, member_from_status
-from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 from perseus_proto import keys
 
@@ -34,10 +34,13 @@ class SharingJob(Protocol):
     """A job of this replica that may share a budget."""
 
     ref: JobRef
-    state: JobState
     labels: Mapping[str, str]
     taken_over_s: float
     """When an operator before this one has served it until (monotonic); -inf: none has."""
+
+    def member(self, now: Now, *, settled: bool) -> Member | None:
+        """What the job draws, and what a watt is worth to it; None: it draws no power, since no pod of it runs."""
+        ...
 
     def grant(self, share: Share | None) -> None:
         """The job's share; None: no budget selects it."""
@@ -219,7 +222,7 @@ class PowerBudgets:
                 runner.publish_draw(None)
                 continue
             settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
-            member = power_budget.member_of(runner.state, now, settled=settled)
+            member = runner.member(now, settled=settled)
             found.append((runner, member))
             runner.publish_draw(None if self._leads or member is None else draw_to_status(member))
         self._held_w = {str(runner.ref): member.held_w for runner, member in found if member is not None}

@@ -1,6 +1,6 @@
 """Measures the profile of one job: aggregates telemetry of its sweep, and stores what has been measured.
 
-Each outcome is an event of ``JobState.profiling``; ``planning.profile_planner`` decides the next step. After every
+Each outcome is an event of ``Training.profiling``; ``planning.profile_planner`` decides the next step. After every
 clock the sweep is stored in the job's PerseusFrontier, so that a restarted operator goes on with it. The finished
 profile is a PerseusProfile without an owner and outlives the job.
 """
@@ -29,7 +29,7 @@ from perseus_operator.planning.node import Node
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, from_json, to_json
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.solving.frontier import SolvedFrontier, encode_uniform_plans
 from perseus_operator.solving.request import SolveRequest, check_profile, schedule_of
 from perseus_proto.units import s_from_us
@@ -45,8 +45,8 @@ _MAX_UNPACKED_BYTES: Final = 16 << 20
 class Profiler:
     """The sweep of one job, if it needs one."""
 
-    def __init__(self, state: JobState, services: Services) -> None:
-        self._state = state
+    def __init__(self, training: Training, services: Services) -> None:
+        self._training = training
         self._services = services
         self._restored = False
         self._aggregator: ProfileAggregator | None = None
@@ -56,7 +56,7 @@ class Profiler:
 
     @property
     def _progress(self) -> ProfilingProgress:
-        return self._state.profiling
+        return self._training.profiling
 
     def begin(self, sweep: Sweep) -> None:
         """Measure this sweep from now on."""
@@ -71,19 +71,19 @@ class Profiler:
             report: of one iteration.
             request: returns the inputs of the frontier, with the schedule that the ranks execute.
         """
-        progress, state = self._progress, self._state
+        progress, training = self._progress, self._training
         sweep = progress.sweep
         pushed = node.plans.pushed
-        if sweep is None or sweep.finished or state.spec is None or pushed is None or pushed.digest != sweep.digest:
+        if sweep is None or sweep.finished or training.spec is None or pushed is None or pushed.digest != sweep.digest:
             return
         aggregator = self._aggregator
         if aggregator is None:
-            shape = state.spec.pipeline
+            shape = training.spec.pipeline
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
             aggregator = ProfileAggregator(self._schedule(sweep, request()), ranks, sweep.recipe.iterations)
             self._aggregator, self._spent_before_us = aggregator, sweep.spent_us
         aggregator.begin(sweep.point, sweep.measured)
-        if state.slowed_pipelines():
+        if training.nodes.slowed_pipelines:
             aggregator.interrupt()  # something slows a GPU now, which says nothing about the profile
             return
         reading = aggregator.observe(report, sweep.clocks_mhz[sweep.point])
@@ -104,19 +104,19 @@ class Profiler:
         self, iteration: JobIteration, solved: SolvedFrontier | None, profile: StoredProfile | None
     ) -> None:
         """Compare an iteration with the profile. Only profiles that an operator measured are measured again."""
-        progress, state = self._progress, self._state
-        if solved is None or profile is None or not profile.ours or not state.is_typical(iteration):
+        progress, training = self._progress, self._training
+        if solved is None or profile is None or not profile.ours or not training.is_typical(iteration):
             return
         if (
             progress.stale_profile
             or progress.fault
-            or state.slowed_pipelines()
-            or state.spec is None
-            or state.spec.profile.online is None
+            or training.nodes.slowed_pipelines
+            or training.spec is None
+            or training.spec.profile.online is None
         ):
             return
         if progress.iteration_compared(solved.planned_times.paces(iteration)):
-            progress.profile_outdated(state.inputs.profile_digest or "")
+            progress.profile_outdated(training.inputs.profile_digest or "")
 
     async def restore(self) -> None:
         """Go on with the sweep that an earlier operator stored, if there is one.
@@ -126,7 +126,7 @@ class Profiler:
         """
         if self._restored:
             return
-        ref, progress = self._state.ref, self._progress
+        ref, progress = self._training.ref, self._progress
         try:
             stored = await self._services.kube.read_frontier(ref)
         except KubeNotFound:
@@ -151,15 +151,17 @@ class Profiler:
             self._progress.readings_written(sweep.measured)
 
     async def _store_profile(self) -> None:
-        progress, spec, ref = self._progress, self._state.spec, self._state.ref
+        progress, spec, ref = self._progress, self._training.spec, self._training.ref
         sweep = progress.sweep
         assert sweep is not None
         assert spec is not None
-        profile = profile_source.profile_from_sweep(sweep, spec, self._state.gpus, job_latency(self._state.gpus))
+        profile = profile_source.profile_from_sweep(
+            sweep, spec, self._training.nodes.gpus, job_latency(self._training.nodes.gpus)
+        )
         assert spec.profile.profile_ref is not None
         try:
             await asyncio.to_thread(check_profile, profile["csv"].encode(), spec.pipeline.stages)
-            stated = self._state.stated_spec
+            stated = self._training.job.stated_spec
             owner = ref if stated is not None and stated.profile.is_own else None
             kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
             await store_profile(kube, ref.namespace, name, profile, owner, served=served)
@@ -167,12 +169,12 @@ class Profiler:
             progress.failed(Explanation(Reason.PROFILING_FAILED, f"The measurements make no valid profile: {error}"))
         except KubeConflict as error:
             self._retry_later(f"profile not stored, another job stored one first: {error}")
-            self._state.inputs.read_requested()
+            self._training.inputs.read_requested()
         except KubeError as error:
             self._retry_later(f"profile not stored: {error}")
         else:
             progress.profile_written()
-            self._state.inputs.read_requested()
+            self._training.inputs.read_requested()
 
     async def end_sweep(self, digest: str) -> bool:
         """End the sweep if the profile that was read, of this digest, makes it unnecessary.
@@ -196,7 +198,7 @@ class Profiler:
         return True
 
     async def _store_sweep(self, sweep: Sweep | None) -> bool:
-        ref = self._state.ref
+        ref = self._training.ref
         data = b"" if sweep is None else await asyncio.to_thread(lambda: zlib.compress(to_json(sweep).encode()))
         if len(data) > MAX_SWEEP_BYTES:
             logger.warning("%s: a sweep of %d bytes is too large to store", ref, len(data))
@@ -212,7 +214,7 @@ class Profiler:
     def _retry_later(self, why: str) -> None:
         retry_at_s = self._services.monotonic_s() + backoff_s(self._progress.failures)
         self._progress.write_failed(retry_at_s=retry_at_s)
-        logger.warning("%s: %s", self._state.ref, why)
+        logger.warning("%s: %s", self._training.ref, why)
 
     def _schedule(self, sweep: Sweep, request: SolveRequest) -> Schedule:
         if self._schedule_cache is None or self._schedule_cache[0] != sweep.schedule:

@@ -10,36 +10,36 @@ from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import AgentError, AgentUnavailable, KubeError
 from perseus_operator.formatting import counted
 from perseus_operator.objects import JobRef
+from perseus_operator.planning.job import Job
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.state import JobState
 
 logger = logging.getLogger(__name__)
 
 
-async def release_job(state: JobState, services: Services) -> None:
+async def release_job(job: Job, services: Services) -> None:
     """Return every GPU of a job to its default clocks, and report it as an event of the PerseusJob.
 
     The time is bounded by ``services.release_timeout_s``. An agent that does not answer does it when its lease expires.
     """
     deadline_s = services.monotonic_s() + services.release_timeout_s
-    epoch = max(services.epochs.of(state.ref.uid), state.raised_epoch)
-    services.epochs.forget(state.ref.uid)
-    if state.fenced is not None:
+    epoch = max(services.epochs.of(job.ref.uid), job.raised_epoch)
+    services.epochs.forget(job.ref.uid)
+    if job.fenced is not None:
         return
-    nodes = [node for node in state.nodes.values() if node.address is not None]
-    released = await asyncio.gather(*(_release(state.ref, services, node, epoch, deadline_s) for node in nodes))
-    services.metrics.forget_job(state.ref)
+    nodes = [node for node in job.nodes.values() if node.address is not None]
+    released = await asyncio.gather(*(_release(job.ref, services, node, epoch, deadline_s) for node in nodes))
+    services.metrics.forget_job(job.ref)
     late = [node.name for node, done in zip(nodes, released, strict=True) if done is None]
     gpus, answered = counted(sum(filter(None, released)), "GPU"), counted(len(nodes) - len(late), "node")
     message = f"Back at default clocks: {gpus} on {answered}."
     if late:
         ttl_s = services.limits.lease_ttl_s
         message += f" {len(late)} agents did not answer, first {late[0]}: their leases expire within {ttl_s:g} s."
-    logger.info("%s: %s", state.ref, message)
+    logger.info("%s: %s", job.ref, message)
     try:
-        await services.kube.post_event(state.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message)
+        await services.kube.post_event(job.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message)
     except KubeError as error:
-        logger.warning("%s: event not written: %s", state.ref, error)
+        logger.warning("%s: event not written: %s", job.ref, error)
 
 
 async def _release(ref: JobRef, services: Services, node: Node, epoch: int, deadline_s: float) -> int | None:

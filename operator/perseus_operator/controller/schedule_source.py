@@ -16,7 +16,6 @@ from perseus_operator.clients.kube_interface import Kube
 from perseus_operator.controller.config_map_ref import resolve
 from perseus_operator.errors import InvalidSchedule
 from perseus_operator.planning.node import DeclaredSchedule
-from perseus_operator.planning.state import JobState
 from perseus_proto.instruction import InstructionKind
 from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2
@@ -65,19 +64,11 @@ def check_schedule(schedule_csv: str, pipeline: Pipeline) -> None:
             raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
 
 
-def needs_schedule_from_ranks(state: JobState) -> bool:
-    """Whether the training processes must still be asked what they execute."""
-    spec = state.spec
-    if state.shape_wanted:
-        return True
-    return spec is not None and spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.inputs.schedule_csv is None
-
-
-def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule]) -> str | None:
+def collect_schedule(shape: Pipeline, reported: Mapping[RankId, DeclaredSchedule]) -> str | None:
     """Assemble the schedule that all processes report together.
 
     Args:
-        state: of the job; says which ranks there must be.
+        shape: of the job; says which ranks there must be.
         reported: what each rank says that it executes.
 
     Returns:
@@ -86,8 +77,6 @@ def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule
     Raises:
         InvalidSchedule: processes of one stage do not agree, or the stages do not fit together.
     """
-    assert state.spec is not None
-    shape = state.spec.pipeline
     if shape.schedule is not ScheduleName.FROM_RANKS or len(reported) < shape.places:  # before any is enumerated
         return None
     rank_ids = [

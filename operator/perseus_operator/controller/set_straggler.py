@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from perseus_operator.errors import InvalidSpec, KubeConflict, StaleEpoch, UnknownJob
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.job import Job
 from perseus_operator.planning.stragglers.annotation import Declaration, declare, duration_of_iterations_s
 from perseus_proto import keys
 
@@ -56,7 +56,7 @@ class ServedJob(Protocol):
     """A job that this operator serves."""
 
     ref: JobRef
-    state: JobState
+    job: Job
 
     @property
     def epoch(self) -> int:
@@ -96,61 +96,61 @@ async def set_straggler(request: StragglerRequest, jobs: Iterable[ServedJob], ku
         InvalidSpec: a field breaks a rule.
         KubeError: it could not be stored; KubeConflict if others wrote first every time. Nothing was changed.
     """
-    job = _find(request, list(jobs))
-    if request.epoch > job.epoch:
-        raise StaleEpoch(f"epoch: {job.epoch} commands the job, the request requires {request.epoch} or later")
-    if job.state.fenced is not None:
-        raise StaleEpoch(job.state.fenced.message)
-    entry = Declaration(request.id, _delay_s(request, job), request.slowdown)
-    _check_pipeline(entry, job)
+    served = _find(request, list(jobs))
+    if request.epoch > served.epoch:
+        raise StaleEpoch(f"epoch: {served.epoch} commands the job, the request requires {request.epoch} or later")
+    if served.job.fenced is not None:
+        raise StaleEpoch(served.job.fenced.message)
+    entry = Declaration(request.id, _delay_s(request, served), request.slowdown)
+    _check_pipeline(entry, served)
     for attempt in range(_ATTEMPTS):
-        observed = job.observed
+        observed = served.observed
         wanted = declare(observed.annotation, entry)
         if wanted == observed.annotation:
-            return Declared(job.ref, wanted, job.epoch)
+            return Declared(served.ref, wanted, served.epoch)
         try:
-            await kube.annotate(job.ref, {keys.ANNOTATION_STRAGGLER: wanted or None}, version=observed.version)
+            await kube.annotate(served.ref, {keys.ANNOTATION_STRAGGLER: wanted or None}, version=observed.version)
         except KubeConflict:
             if attempt + 1 == _ATTEMPTS:
                 raise
-            await _next_version(job, observed)
+            await _next_version(served, observed)
         else:
-            return Declared(job.ref, wanted, job.epoch)
+            return Declared(served.ref, wanted, served.epoch)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _find(request: StragglerRequest, jobs: list[ServedJob]) -> ServedJob:
     if request.job is not None:
-        for job in jobs:
-            if (job.ref.namespace, job.ref.name) == request.job:
-                return job
+        for served in jobs:
+            if (served.ref.namespace, served.ref.name) == request.job:
+                return served
         raise UnknownJob(f"job: this operator serves no PerseusJob {'/'.join(request.job)}")
     if request.id.isdigit():
         raise InvalidSpec("job: must be named if id is a data-parallel rank")
-    for job in jobs:
-        if any(rank.gpu_uuid == request.id for rank in job.state.ranks):
-            return job
+    for served in jobs:
+        if any(rank.gpu_uuid == request.id for rank in served.job.nodes.ranks):
+            return served
     raise UnknownJob(f"id: no job that this operator serves trains on {request.id[:60]!r}")
 
 
-def _delay_s(request: StragglerRequest, job: ServedJob) -> float:
+def _delay_s(request: StragglerRequest, served: ServedJob) -> float:
     if not request.delay_iterations:
         return request.delay_s
-    delay_s = duration_of_iterations_s(request.delay_iterations, job.status)
+    delay_s = duration_of_iterations_s(request.delay_iterations, served.status)
     if delay_s is None:
         raise InvalidSpec("delay_iterations: the time of an iteration is not known yet; use delay_ms")
     return delay_s
 
 
-def _check_pipeline(entry: Declaration, job: ServedJob) -> None:
-    spec = job.state.spec
+def _check_pipeline(entry: Declaration, served: ServedJob) -> None:
+    spec = served.job.spec
     if entry.id.isdigit() and spec is not None and int(entry.id) >= spec.pipeline.data_parallel:
         raise InvalidSpec(f"id: the job has data-parallel ranks 0 to {spec.pipeline.data_parallel - 1}, not {entry.id}")
 
 
-async def _next_version(job: ServedJob, observed: ObservedJob) -> None:
+async def _next_version(served: ServedJob, observed: ObservedJob) -> None:
     """Wait until the watch has delivered another version, but not for long."""
     for _ in range(round(_WATCH_WAIT_S / _POLL_S)):
-        if job.observed.version != observed.version:
+        if served.observed.version != observed.version:
             return
         await asyncio.sleep(_POLL_S)

@@ -7,27 +7,19 @@ later. The texts are made in ``reporting``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from perseus_operator.api.conditions import Condition, Explanation, Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Json
 from perseus_operator.planning.aim import Now
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.state import JobState
-from perseus_operator.reporting import status
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import (
-    JobEvent,
-    baseline_event,
-    condition_events,
-    discarded_event,
-    plan_event,
-)
+from perseus_operator.planning.job import Job
+from perseus_operator.reporting import document
+from perseus_operator.reporting.events import JobEvent, condition_events
+from perseus_operator.reporting.report import JobReport
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -90,45 +82,42 @@ class StatusWriter:
         """Take in what an earlier operator has written."""
         self.observe(written, annotations, version)
         self._contested = False
-        if status.was_ready(written):
+        if document.was_ready(written):
             self._restored = True
             self._hold_until_s = self._services.monotonic_s() + self._services.limits.lease_ttl_s
 
-    def report(self, state: JobState, decision: Decision, now: Now, *, new_baseline: Measured | None = None) -> float:
+    def report(self, job: Job, report: JobReport, now: Now) -> float:
         """Update the metrics, and start a write of the status if one is due.
 
         Args:
-            state: of the job.
-            decision: the planner's latest.
+            job: whose report it is.
+            report: by its family.
             now: when it was made.
-            new_baseline: the baseline, if it was measured just now.
 
         Returns:
             Seconds until the next report is due though nothing happens.
         """
-        if state.fenced is not None:
+        if job.fenced is not None:
             return NEVER_S  # the newer operator reports this job
-        conditions, figures = conditions_of(state, decision), status.figures(state, decision)
-        slowdown = status.planned_slowdown(state, decision)
+        conditions = report.conditions
         ready = conditions[-1].status is True
         self._services.metrics.set_job(
             self._ref,
-            figures,
-            measured=status.current_measurement(state, decision),
-            planned_slowdown=slowdown,
-            stragglers=len(decision.slowdowns),
-            active=any(node.pods for node in state.nodes.values()),
+            report.figures,
+            measured=report.measured,
+            planned_slowdown=report.planned_slowdown,
+            stragglers=report.stragglers,
+            active=bool(job.nodes.occupied),
             ready=ready,
-            quality=state.calibration.quality,
-            evidence=state.evidence,
+            quality=report.quality,
+            evidence=report.evidence,
         )
-        self._services.metrics.set_frontier(self._ref, status.curve(state))
-        if new_baseline is not None:
-            self._pending.append(baseline_event(new_baseline))
-        if decision.applied and decision.wanted and decision.wanted != self._announced:
-            if not self._restored:
-                self._pending.append(plan_event(state, decision))
-            self._announced, self._restored = decision.wanted, False
+        self._services.metrics.set_frontier(self._ref, report.curve)
+        self._pending += report.events
+        if report.plan and report.plan != self._announced:
+            if not self._restored and report.plan_event is not None:
+                self._pending.append(report.plan_event())
+            self._announced, self._restored = report.plan, False
         if ready:
             self._hold_until_s = 0.0
         elif self._ready and conditions[-1].reason is Reason.APPLYING:
@@ -137,24 +126,25 @@ class StatusWriter:
         if self._writing:
             self._missed = True
             return NEVER_S  # its end wakes the loop
-        wanted = status.document(conditions, figures, self.stored, generation=state.generation, wall_s=now.wall_s)
-        # By how much a fixed clock slows iterations is not known, so nothing is announced.
-        slowed = bool(decision.wanted) and (decision.applied or decision.profiling is not None)
+        wanted = document.document(
+            conditions, report.figures, self.stored, generation=job.generation, wall_s=now.wall_s
+        )
         # A plan in force that is not the wanted one keeps its annotation.
-        present = self._annotation.value if status.in_force(state) else None
-        announced = f"{slowdown:.4f}" if slowed else present
+        present = self._annotation.value if report.in_force else None
+        announced = f"{report.planned_slowdown:.4f}" if report.announces else present
         due_s = max(self._due_s(wanted, announced, now), self._hold_until_s - now.monotonic_s)
         if due_s > 0:
             return due_s
         self._writing = True
-        self._spawn(self._write(state, wanted, announced, conditions))
+        changes = report.changes(self.stored, wanted) if report.changes is not None else ()
+        self._spawn(self._write(job, wanted, announced, [*changes, *condition_events(self.stored, conditions)]))
         return NEVER_S
 
     def _due_s(self, wanted: Json, announced: str | None, now: Now) -> float:
         """Seconds until a write: none for conditions and events, a turn for figures, a pause after a failure."""
         if self._failures:
             return self._written_at_s + backoff_s(self._failures) - now.monotonic_s
-        if self._pending or status.essence(wanted) != status.essence(self.stored):
+        if self._pending or document.essence(wanted) != document.essence(self.stored):
             return 0.0
         if (wanted, announced) == (self.stored, self._annotation.value):
             return NEVER_S
@@ -171,26 +161,21 @@ class StatusWriter:
         self._posted = {posted: at_s for posted, at_s in self._posted.items() if now_s - at_s < SAME_EVENT_S}
         return self._posted.setdefault(event, now_s) == now_s
 
-    async def _write(
-        self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
-    ) -> bool:
+    async def _write(self, job: Job, wanted: Json, announced: str | None, changes: Sequence[JobEvent]) -> bool:
         """Write, and post events; whether there is more to report now."""
         try:
-            await self._write_once(state, wanted, announced, conditions)
+            await self._write_once(job, wanted, announced, changes)
         finally:
             missed, self._missed = self._missed, False
         return missed or self._failures > 0
 
-    async def _write_once(
-        self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
-    ) -> None:
+    async def _write_once(self, job: Job, wanted: Json, announced: str | None, changes: Sequence[JobEvent]) -> None:
         kube, ref = self._services.kube, self._ref
-        discarded = discarded_event(self.stored, wanted, state)
-        events = [*discarded, *condition_events(self.stored, conditions), *self._pending]
+        events = [*changes, *self._pending]
         self._written_at_s, self._turn_s = self._services.monotonic_s(), None
         self._failures += 1
         try:
-            if self._contested and await self._superseded(state):
+            if self._contested and await self._superseded(job):
                 return
             self._status.write_started(wanted)
             self._status.write_succeeded(await kube.write_status(ref, wanted))
@@ -217,7 +202,7 @@ class StatusWriter:
             except KubeError as error:
                 logger.warning("%s: event not posted: %s", ref, error)
 
-    async def _superseded(self, state: JobState) -> bool:
+    async def _superseded(self, job: Job) -> bool:
         """Whether a newer operator has started: the two would overwrite each other's status for ever."""
         epochs, uid = self._services.epochs, self._ref.uid
         newest, own = await epochs.newest(uid), epochs.drawn(uid)
@@ -226,6 +211,6 @@ class StatusWriter:
             logger.info("%s: another writer has changed the status; writing it again", self._ref)
             return False
         message = f"A newer operator writes this status: its epoch is {newest}, this operator's is {own}."
-        state.fenced_by(Explanation(Reason.FENCED, message))
+        job.fenced_by(Explanation(Reason.FENCED, message))
         logger.warning("%s: %s: %s", self._ref, Reason.FENCED.value, message)
         return True

@@ -16,12 +16,12 @@ from statistics import median
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import Mode
 from perseus_operator.formatting import percent
 from perseus_operator.planning.canary import Canary, JudgeCanary, Phase
 from perseus_operator.planning.comparisons import interval
+from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.iterations import JobIteration, Measured
-from perseus_operator.planning.state import JobState
 
 ITERATIONS: Final = 10
 """Iterations that are compared: enough to tell a saving of 3 % from a scatter of 3 %, by Student's t."""
@@ -51,18 +51,18 @@ class CanaryStep:
 
 
 def next_canary_step(
-    state: JobState, spec: JobSpec, wanted: Mapping[int, int], slowdowns: Mapping[int, float]
+    canary: Canary, facts: Facts, wanted: Mapping[int, int], slowdowns: Mapping[int, float]
 ) -> CanaryStep | None:
     """The next step; None: the plan is for all pipelines.
 
     Args:
-        state: of the job.
-        spec: of the job.
+        canary: how far it is.
+        facts: of the job.
         wanted: points of the plan, by dp; not empty.
         slowdowns: of the stragglers, by dp.
     """
-    canary, frontier, history = state.canary, state.frontier, state.history
-    if spec.mode is not Mode.CANARY or canary.phase is Phase.PASSED or frontier is None or history is None:
+    frontier, history, nodes = facts.frontier, facts.history, facts.nodes
+    if facts.spec.mode is not Mode.CANARY or canary.phase is Phase.PASSED or frontier is None or history is None:
         return None
     if canary.phase is Phase.FAILED:
         message = f"{canary.why} All pipelines run at default clocks until objective or mode are edited."
@@ -72,29 +72,29 @@ def next_canary_step(
     if slowdowns:
         waiting = Explanation(Reason.CANARY, "The canary waits until no pipeline is a straggler.")
         # Only the plan tells it from the others.
-        selected = [node.plans.selected.get(first) for node in state.nodes.values()]
+        selected = [node.plans.selected.get(first) for node in nodes.values()]
         alone = set(slowdowns) == {first} and any(point is not None for point in selected)
         why = f"With the plan pipeline {first} became a straggler, {percent(max(slowdowns.values()) - 1)} slower."
-        slow = JudgeCanary(_too_slow(state, None, max(slowdowns.values()) - 1, why)) if alone else None
+        slow = JudgeCanary(_too_slow(canary, facts, None, max(slowdowns.values()) - 1, why)) if alone else None
         return CanaryStep(nowhere, waiting, action=slow)
-    if state.furthest_iteration < canary.resume_at:
+    if nodes.furthest_iteration < canary.resume_at:
         attempt = f"attempt {canary.slow_attempts + 1} of {ATTEMPTS} begins at iteration {canary.resume_at}"
         return CanaryStep(nowhere, Explanation(Reason.CANARY, f"{canary.why} All run at default clocks; {attempt}."))
     points = {**nowhere, first: wanted[first]}
     # The first iteration after a change may still contain some of it.
-    counted = [i for i in history.recent if i.iteration > state.plan_since and i.points == points and not i.mixed]
+    counted = [i for i in history.recent if i.iteration > nodes.plan_since and i.points == points and not i.mixed]
     of = f"pipeline {first} of {len(wanted)} alone" if others else "the only pipeline"
     message = f"The plan runs on {of}: {len(counted)} of {ITERATIONS} iterations are compared with default clocks."
     waiting = Explanation(Reason.CANARY, message)
     if len(counted) < ITERATIONS:
         return CanaryStep(points, waiting)
     planned = frontier.expected_us[wanted[first]] / frontier.expected_us[0] - 1
-    ran = _Figures.of(counted, state.baseline)
-    usual = _Figures.of(history.unplanned, None) or _assumed(state.baseline, alone=not others)
-    return CanaryStep(points, waiting, action=JudgeCanary(_judge(state, ran, usual, planned)))
+    ran = _Figures.of(counted, facts.baseline)
+    usual = _Figures.of(history.unplanned, None) or _assumed(facts.baseline, alone=not others)
+    return CanaryStep(points, waiting, action=JudgeCanary(_judge(canary, facts, ran, usual, planned)))
 
 
-def _judge(state: JobState, ran: _Figures | None, usual: _Figures | None, planned: float) -> Canary:
+def _judge(canary: Canary, facts: Facts, ran: _Figures | None, usual: _Figures | None, planned: float) -> Canary:
     if ran is None or usual is None:
         return Canary(Phase.FAILED, why="The energy of some pipeline is not known, so nothing can be compared.")
     usual_energy = median(usual.energies)
@@ -102,18 +102,18 @@ def _judge(state: JobState, ran: _Figures | None, usual: _Figures | None, planne
     slowdown = ran.slowdown if ran.slowdown is not None else median(ran.times) / median(usual.times) - 1
     if slowdown > planned + TOLERANCE:
         why = f"The canary was {percent(slowdown)} slower, {percent(planned)} were planned."
-        return _too_slow(state, saved.mean, slowdown, why)
+        return _too_slow(canary, facts, saved.mean, slowdown, why)
     if saved.low is None or saved.low <= 0:
         why = f"The canary saved {percent(saved.mean)}, which may be nothing but scatter."
         return Canary(Phase.FAILED, saved.mean, slowdown, why)
     return Canary(Phase.PASSED, saved.mean, slowdown)
 
 
-def _too_slow(state: JobState, saved: float | None, slowdown: float, why: str) -> Canary:
-    earlier = state.canary.slow_attempts
+def _too_slow(canary: Canary, facts: Facts, saved: float | None, slowdown: float, why: str) -> Canary:
+    earlier = canary.slow_attempts
     if earlier + 1 >= ATTEMPTS:
         return Canary(Phase.FAILED, saved, slowdown, why, earlier + 1)
-    resume_at = state.furthest_iteration + PAUSE * 2**earlier
+    resume_at = facts.nodes.furthest_iteration + PAUSE * 2**earlier
     return Canary(Phase.TESTING, saved, slowdown, why, earlier + 1, resume_at)
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.bound_guard import Hold
-from perseus_operator.planning.comparisons import BeginComparison, ComparisonAction, EndComparison, ResumePlan
+from perseus_operator.planning.comparisons import (
+    BeginComparison,
+    ComparisonAction,
+    Comparisons,
+    EndComparison,
+    ResumePlan,
+)
+from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.iterations import History, Measured
-from perseus_operator.planning.state import JobState
 
 _PATIENCE: Final = 4
 """A comparison is abandoned that takes so many times the iterations it needs: agents do not obey, or reports are
@@ -17,22 +22,22 @@ missing."""
 
 
 def next_comparison_action(
-    state: JobState, spec: JobSpec, wanted: Mapping[int, int], hold: Hold, *, applied: bool, disturbed: bool
+    progress: Comparisons, facts: Facts, wanted: Mapping[int, int], hold: Hold, *, applied: bool, disturbed: bool
 ) -> ComparisonAction | None:
     """What to do next about comparing; None: nothing.
 
     Args:
-        state: of the job.
-        spec: of the job.
+        progress: of comparing.
+        facts: of the job.
         wanted: points of the plan, by dp.
         hold: of the bound guard.
         applied: whether agents hold what is wanted now, with the plan or without it.
         disturbed: whether something else decides about the clocks: a straggler, a budget, a sweep.
     """
-    progress, history = state.comparisons, state.history
+    history, spec = facts.history, facts.spec
     settings = spec.comparison
     # A plan in force without one: the job has another shape than when it was measured, or its status was lost.
-    lacks_baseline = state.baseline is None and spec.baseline_iterations > 0
+    lacks_baseline = facts.baseline is None and spec.baseline_iterations > 0
     may = bool(
         wanted
         and not disturbed
@@ -40,11 +45,11 @@ def next_comparison_action(
         and hold is Hold.NOTHING
         and spec.mode.sets_clocks
         and (settings.every_iterations or lacks_baseline)
-        and state.share is None  # at default clocks the job would draw more than it
+        and facts.share is None  # at default clocks the job would draw more than it
     )
     if not may or history is None:
         return EndComparison(None) if progress.running else None
-    begin, furthest = state.plan_since, state.furthest_iteration
+    begin, furthest = facts.nodes.plan_since, facts.nodes.furthest_iteration
     if progress.running and furthest > max(begin, progress.from_iteration) + _PATIENCE * (settings.iterations + 1):
         return EndComparison(None)
     if not applied:

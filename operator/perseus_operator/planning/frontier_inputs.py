@@ -11,9 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.calibration_progress import CalibrationProgress
+from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.hardware import Hardware, hardware_of, next_hardware
+from perseus_operator.planning.hardware_progress import HardwareProgress
+from perseus_operator.planning.input_progress import InputProgress
+from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.observation import Basis
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.solve_progress import SolveProgress
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,14 @@ class Calibrate:
 InputAction = ReadInputs | Solve | Calibrate
 
 
-def hardware_for(state: JobState, spec: JobSpec) -> Hardware | None:
+def hardware_for(progress: HardwareProgress, spec: JobSpec, nodes: JobNodes, evidence: Evidence) -> Hardware | None:
     """What plans are to be rehearsed under; None: the GPUs are not known yet."""
-    shape, progress = spec.pipeline, state.hardware
+    shape = spec.pipeline
     found = hardware_of(
-        state.nodes.values(),
+        nodes.values(),
         ranks=shape.data_parallel * shape.stages * shape.tensor_parallel,
         stored=progress.stored,
-        marks=state.evidence.marks,
+        marks=evidence.marks,
         noise=progress.noise,
         described=progress.described,
     )
@@ -96,61 +101,72 @@ def inputs_digest(
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class FrontierParts:
+    """How far the inputs of a frontier are, and the frontier itself."""
+
+    inputs: InputProgress
+    solve: SolveProgress
+    calibration: CalibrationProgress
+
+
 def input_actions(
-    state: JobState, spec: JobSpec, hardware: Hardware | None, *, now_s: float, limits: Limits
+    parts: FrontierParts, spec: JobSpec, hardware: Hardware | None, basis: Basis, *, now_s: float, limits: Limits
 ) -> list[InputAction]:
     """What to read, solve or calibrate now.
 
     Args:
-        state: of the job.
+        parts: of the job.
         spec: of the job.
         hardware: to rehearse plans under, see `hardware_for`.
+        basis: what plans rest on.
         now_s: monotonic.
         limits: the operator's settings that matter here.
     """
     actions: list[InputAction] = []
-    if not state.inputs.reading and _read_due_s(state, limits) <= now_s:
+    inputs = parts.inputs
+    if not inputs.reading and _read_due_s(inputs, limits) <= now_s:
         actions.append(ReadInputs())
-    if state.inputs.profile_digest is not None and state.schedule_known:
+    if inputs.profile_digest is not None and inputs.schedule_known(spec):
         digest_with = partial(
             inputs_digest,
             spec,
-            state.inputs.profile_digest,
-            measured_power_mw=state.inputs.measured_power_mw,
-            schedule_csv=state.inputs.schedule_csv or "",
+            inputs.profile_digest,
+            measured_power_mw=inputs.measured_power_mw,
+            schedule_csv=inputs.schedule_csv or "",
         )
-        measured = state.calibration.digest_in_use
+        measured = parts.calibration.digest_in_use
         digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
-        if _solve_due(state, digest):
+        if _solve_due(parts.solve, digest):
             actions.append(Solve(digest, digest_with()))
-        elif state.observation.basis is Basis.PROFILE and _calibrate_due(state, limits):
+        elif basis is Basis.PROFILE and _calibrate_due(parts, limits):
             actions.append(Calibrate())
     return actions
 
 
-def inputs_wake_s(state: JobState, *, now_s: float, limits: Limits) -> float:
+def inputs_wake_s(inputs: InputProgress, *, now_s: float, limits: Limits) -> float:
     """When to look again at the latest (monotonic)."""
-    due_s = _read_due_s(state, limits)
+    due_s = _read_due_s(inputs, limits)
     refresh_s = now_s + limits.profile_refresh_s
-    return min(due_s, refresh_s) if not state.inputs.reading and due_s > now_s else refresh_s
+    return min(due_s, refresh_s) if not inputs.reading and due_s > now_s else refresh_s
 
 
-def _read_due_s(state: JobState, limits: Limits) -> float:
-    if state.inputs.read_at_s is None:
+def _read_due_s(inputs: InputProgress, limits: Limits) -> float:
+    if inputs.read_at_s is None:
         return 0.0
-    failed = state.inputs.profile_fault or state.inputs.schedule_fault
-    return state.inputs.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
+    failed = inputs.profile_fault or inputs.schedule_fault
+    return inputs.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
 
 
-def _solve_due(state: JobState, digest: str) -> bool:
-    have = any(known is not None and known.digest == digest for known in (state.frontier, state.coming))
-    failed = state.solve_fault is not None and state.solve_fault[0] == digest
-    return not have and not failed and state.solving is None
+def _solve_due(solve: SolveProgress, digest: str) -> bool:
+    have = any(view is not None and view.digest == digest for view in (solve.frontier, solve.coming))
+    failed = solve.fault is not None and solve.fault[0] == digest
+    return not have and not failed and solve.solving is None
 
 
-def _calibrate_due(state: JobState, limits: Limits) -> bool:
-    progress = state.calibration
-    if progress.running or state.solving is not None or state.coming is not None or state.frontier is None:
+def _calibrate_due(parts: FrontierParts, limits: Limits) -> bool:
+    progress, solve = parts.calibration, parts.solve
+    if progress.running or solve.solving is not None or solve.coming is not None or solve.frontier is None:
         return False
     enough = progress.recorded >= limits.calibrate_after
     wait = limits.calibrate_after if progress.fault is not None else limits.calibrate_again

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perseus_operator.api.conditions import Explanation
+from perseus_operator.api.job import JobSpec
 
 
 @dataclass
@@ -28,6 +29,10 @@ class InputProgress:
     read_at_s: float | None = None
     """When profile and schedule were last read (monotonic); None: read them now."""
     reading: bool = False
+
+    def schedule_known(self, spec: JobSpec | None) -> bool:
+        """Whether it is known what the pipelines of a job with this spec run."""
+        return self.schedule_csv is not None or (spec is not None and spec.pipeline.is_named)
 
     def read_requested(self) -> None:
         """Read profile and schedule again, now."""

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, RestingClock
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.planning.state import JobState
 
 RENEWED_EARLY_S: Final = 2.0
 """How much earlier than it must be a lease is renewed, so that it is renewed together with others of the job."""
@@ -96,28 +95,27 @@ class Intent:
     """What GPUs run at while no plan wants a clock."""
     coming: str | None = None
     """Digest of plans that are to be stored beside; None: there are none."""
+    stages: int = 0
+    """For how many stages there are plans: none is for one that exists only in what a process says of itself."""
 
 
-def next_actions(
-    state: JobState, spec: JobSpec, intent: Intent, *, now_s: float
-) -> Iterator[tuple[NodeAction | None, float]]:
+def next_actions(nodes: JobNodes, intent: Intent, *, now_s: float) -> Iterator[tuple[NodeAction | None, float]]:
     """For every node that can be commanded: what to do now, if anything, and when to look at it again (monotonic)."""
     # Points are selected only once every agent stores the plans; one that does not answer keeps its old selection.
     may_select = bool(intent.wanted) and all(
-        holds_plans(node, intent.plans) or _keeps_selection(node) for node in state.nodes.values() if node.pods
+        holds_plans(node, intent.plans) or _keeps_selection(node) for node in nodes.occupied
     )
     wanted = intent.wanted if may_select else {}
-    from_iteration = state.furthest_iteration + 1
-    renewed_until_s = _renewed_until_s(state, now_s)
-    room = _ADDED_AT_ONCE - sum(node.busy for node in state.nodes.values())
-    for node in state.nodes.values():
+    from_iteration = nodes.furthest_iteration + 1
+    renewed_until_s = _renewed_until_s(nodes, now_s)
+    room = _ADDED_AT_ONCE - sum(node.busy for node in nodes.values())
+    for node in nodes.values():
         if node.busy or node.address is None:
             continue
         if node.retry_at_s > now_s:
             yield None, node.retry_at_s
             continue
-        # There are no plans for a stage that exists only in what a process says of itself.
-        fits = max(node.stages, default=0) < spec.pipeline.stages
+        fits = max(node.stages, default=0) < intent.stages
         action = _next_action(
             node,
             intent if fits else replace(intent, plans=None, coming=None),
@@ -136,13 +134,9 @@ def next_actions(
         yield action, node.renew_at_s if leased else math.inf
 
 
-def may_adopt(state: JobState) -> bool:
-    """Whether agents have the plans of the coming frontier, as far as they answer."""
-    return state.coming is not None and all(
-        _stores(node, node.plans.beside, state.coming.digest) or _keeps_selection(node)
-        for node in state.nodes.values()
-        if node.pods
-    )
+def may_adopt(nodes: JobNodes, coming: str) -> bool:
+    """Whether agents have the plans of this digest beside those that they follow, as far as they answer."""
+    return all(_stores(node, node.plans.beside, coming) or _keeps_selection(node) for node in nodes.occupied)
 
 
 def _keeps_selection(node: Node) -> bool:
@@ -150,20 +144,20 @@ def _keeps_selection(node: Node) -> bool:
     return node.fault is not None and bool(node.plans.selected)
 
 
-def _renewed_until_s(state: JobState, now_s: float) -> float:
+def _renewed_until_s(nodes: JobNodes, now_s: float) -> float:
     """Leases that are to be renewed up to then are renewed now: if one is due, those that are due soon are, too.
 
     So the leases of a job are renewed in a few groups, and the planner looks at a job of thousands of nodes a few
     times, not once for each of them.
     """
-    due = any(n.renew_at_s <= now_s and n.leased_pods is not None and not n.renewing for n in state.nodes.values())
+    due = any(n.renew_at_s <= now_s and n.leased_pods is not None and not n.renewing for n in nodes.values())
     return now_s + RENEWED_EARLY_S if due else now_s
 
 
-def is_applied(state: JobState, intent: Intent) -> bool:
+def is_applied(nodes: JobNodes, intent: Intent) -> bool:
     """Whether the agent of every rank holds the plans and the selection that are wanted."""
-    nodes = [node for node in state.nodes.values() if node.ranks]
-    return all(holds_plans(node, intent.plans) and _is_selected(node, intent.wanted) for node in nodes)
+    with_ranks = (node for node in nodes.values() if node.ranks)
+    return all(holds_plans(node, intent.plans) and _is_selected(node, intent.wanted) for node in with_ranks)
 
 
 def holds_plans(node: Node, plans: str | None) -> bool:

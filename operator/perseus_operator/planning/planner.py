@@ -1,9 +1,8 @@
-"""What to do next about one job, from everything that is known about it.
+"""Decides what to do next about one training job. Pure: state and time in, actions and the next date out.
 
-``decide(state, now, limits)`` is level-triggered: asked twice without a change in between, it decides the same. It
-never changes the state. It goes through these steps, each a function below: which inputs to read and what to solve or
-calibrate; whether the profile must be measured first; which pipelines are slow; which iteration time to aim at; what
-the agents shall hold; what to do next on each node.
+Level-triggered: asked twice without a change in between, it decides the same. Each feature decides by its own part and
+the facts; this module asks them in turn, and lets those that interrupt a plan go before those that make one: a profile
+that is measured, a canary, a comparison.
 """
 
 from __future__ import annotations
@@ -13,22 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, StragglerMode
-from perseus_operator.planning.aim import Aim, Now, aim_of
+from perseus_operator.api.job import StragglerMode
+from perseus_operator.planning.aim import Aim, Now, Seen, aim_of
 from perseus_operator.planning.bound_guard import Guard, Hold
-from perseus_operator.planning.canary import JudgeCanary
-from perseus_operator.planning.canary_planner import next_canary_step
+from perseus_operator.planning.canary_planner import CanaryStep, next_canary_step
 from perseus_operator.planning.comparison_planner import next_comparison_action
 from perseus_operator.planning.comparisons import ComparisonAction
-from perseus_operator.planning.fixed_clock import clock_intent
-from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
+from perseus_operator.planning.decision import Decision
+from perseus_operator.planning.facts import Facts
+from perseus_operator.planning.frontier_inputs import (
+    FrontierParts,
+    Limits,
+    hardware_for,
+    input_actions,
+    inputs_wake_s,
+)
 from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
-from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, may_adopt, next_actions
+from perseus_operator.planning.node_actions import Intent, is_applied, may_adopt
 from perseus_operator.planning.objective import Infeasible, PipelineSpread, Target, select_points
-from perseus_operator.planning.power_allocation import Share, replicas_of
+from perseus_operator.planning.plan_power import replicas_of
+from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import (
-    ProfilingAction,
+    ProfileParts,
     ProfilingStep,
     next_profiling_step,
     next_sweep_cost,
@@ -46,29 +51,22 @@ from perseus_operator.planning.readiness import (
 )
 from perseus_operator.planning.resting_clock import resting_clock
 from perseus_operator.planning.shape import shape_of_ranks
-from perseus_operator.planning.state import JobState
-from perseus_operator.planning.stragglers.declared import declared_slowdowns
+from perseus_operator.planning.stragglers.progress import Stragglers, counting
+from perseus_operator.planning.training import Training
 
-_NEVER_S = 3600.0
-"""How soon to look again at a job about which nothing is to be done."""
 _AT_DEFAULT = (Reason.MEASURING_BASELINE, Reason.CANARY, Reason.OBJECTIVE_INFEASIBLE)
 """A budget reserves what a job draws at default clocks that waits for these."""
 
 
-Action = InputAction | ProfilingAction | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
-
-
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class TrainingDecision(Decision):
     """What to do, what to report, and when to decide again.
 
     Attributes:
-        actions: to be started now, concurrently.
         adopt: the coming frontier is to be in force, for every agent that answers has its plans. The rest of the
             decision is for the one in force until then.
         wanted: point of every pipeline, by dp; empty: there is no plan to enforce (yet).
         waiting: why ``wanted`` is empty or not in force.
-        applied: every agent holds ``wanted``.
         slowdowns: of the stragglers that count, declared or detected, by dp.
         declared: which of them are declared.
         factors: how many times as long as predicted pipelines take, by dp; empty: all alike, or not known.
@@ -82,14 +80,11 @@ class Decision:
         bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
         least_excess: by what share iterations must exceed it to be distinguished from load; None: not known yet.
         guard: whether measured iterations keep the bound, to be remembered.
-        wake_at_s: when to decide again at the latest (monotonic).
     """
 
-    actions: tuple[Action, ...] = ()
     adopt: bool = False
     wanted: Mapping[int, int] = field(default_factory=dict)
     waiting: Explanation | None = None
-    applied: bool = False
     slowdowns: Mapping[int, float] = field(default_factory=dict)
     declared: frozenset[int] = frozenset()
     factors: Mapping[int, float] = field(default_factory=dict)
@@ -103,213 +98,267 @@ class Decision:
     guard: Guard
     bound_us: float | None = None
     least_excess: float | None = None
-    wake_at_s: float
 
 
-def decide(state: JobState, now: Now, limits: Limits) -> Decision:
-    """Decide what to do next about a job.
+@dataclass(frozen=True)
+class _Situation:
+    """What all features together say of the job now.
+
+    Attributes:
+        facts: of the job.
+        hardware: that plans are to be rehearsed under; None: the GPUs are not known yet.
+        lacking: why not every rank is there; None: each is.
+        profiling: the step of measuring a profile; None: none is measured.
+        stragglers: that count.
+        aim: the iteration time to aim at.
+    """
+
+    facts: Facts
+    hardware: Hardware | None
+    lacking: Explanation | None
+    profiling: ProfilingStep | None
+    stragglers: Stragglers
+    aim: Aim
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What the agents shall hold.
+
+    Attributes:
+        intent: for the agents, with whatever interrupts the plan.
+        wanted: points of the plan, by dp; empty: there is none to enforce.
+        canary: the step of the canary; None: the plan is for all pipelines.
+    """
+
+    intent: Intent
+    wanted: Mapping[int, int]
+    canary: CanaryStep | None
+
+
+def decide(training: Training, now: Now, limits: Limits) -> TrainingDecision:
+    """Decide what to do next about a training job.
 
     Args:
-        state: everything known about the job; it is not changed.
+        training: everything known about the job; it is not changed.
         now: the time.
         limits: the operator's settings that matter here.
 
     Returns:
         Actions to start now, the plans that are wanted, what to report, and when to decide again.
     """
-    if state.spec is None or state.fenced is not None:
-        # Nothing is accepted yet, or a newer operator is in command. Leases that this operator holds expire.
-        return Decision(
-            waiting=state.fenced or state.spec_fault,
-            hardware=state.hardware.in_use,
-            guard=state.guard,
-            wake_at_s=now.monotonic_s + _NEVER_S,
-        )
-    spec = state.spec
-    deletion, deletion_wake_s = next_deletion(state.end, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
-    deletions = (deletion,) if deletion else ()
+    spec = training.spec
+    if spec is None:  # nothing is accepted yet
+        waiting, hardware = training.job.spec_fault, training.hardware.in_use
+        return TrainingDecision(intent=None, waiting=waiting, hardware=hardware, guard=training.guard)
     if not spec.shape_known:
-        intent = _shape_intent(state) if spec.is_planned else clock_intent(state, spec)
-        nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
-        return Decision(
-            actions=(*(action for action, _ in nodes if action is not None), *deletions),
-            waiting=intent.waiting,
-            applied=not spec.is_planned and intent.waiting is None,
-            guard=state.guard,
-            wake_at_s=min(now.monotonic_s + _NEVER_S, deletion_wake_s, *(wake_at_s for _, wake_at_s in nodes)),
-        )
-    hardware = hardware_for(state, spec)
-    inputs = input_actions(state, spec, hardware, now_s=now.monotonic_s, limits=limits)
-    lacking = ranks_pending(state, spec)
-    not_ready = schedule_pending(state) or lacking or baseline_pending(state, spec)
-    profiling = next_profiling_step(state, spec, not_ready, now_s=now.monotonic_s)
-    stragglers = _Stragglers() if profiling else _stragglers(state, spec, now)
-    aim = aim_of(state, spec, stragglers.slowdowns, now, profiling=profiling is not None)
-    intent = _intent(state, spec, aim, stragglers, profiling=profiling, lacking=lacking)
-    wanted = {dp: point for dp, point in intent.wanted.items() if point is not None}
-    canary = None
-    if wanted and profiling is None and intent.waiting is None and not aim.limited_by_share:
-        canary = next_canary_step(state, spec, wanted, stragglers.slowdowns)
-    if canary is not None:
-        intent = replace(intent, wanted=canary.points, waiting=canary.waiting, drive=canary.drive)
-        wanted = {}
-    elif profiling is None and state.comparisons.interrupting:
-        intent = replace(intent, wanted=dict.fromkeys(wanted))
-    if intent.drive and profiling is None and (intent.waiting is None or intent.waiting.reason not in _AT_DEFAULT):
-        intent = replace(intent, resting=resting_clock(state.share, state.frontier, replicas_of(spec)))
-    adopt = state.coming is not None and (not wanted or profiling is not None or may_adopt(state))
-    if state.coming is not None and not adopt:
-        intent = replace(intent, coming=state.coming.digest)
-    nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
-
-    applied = profiling is None and bool(wanted) and is_applied(state, intent)
+        return _without_shape(training)
+    parts = FrontierParts(training.inputs, training.solve, training.calibration)
+    profile = _profile_parts(training)
+    seen = _situation(training, training.facts(spec), profile, now)
+    facts, profiling, stragglers, aim = seen.facts, seen.profiling, seen.stragglers, seen.aim
+    basis = training.observation.basis
+    course = _course(training, seen)
+    adopt, intent = _adoption(training, seen, course)
+    wanted, advice = course.wanted, _advice(facts, aim)
+    held = profiling is None and bool(wanted) and is_applied(facts.nodes, intent)
     comparison = next_comparison_action(
-        state,
-        spec,
+        training.comparisons,
+        facts,
         wanted,
         aim.hold,
-        applied=applied,
+        applied=held,
         disturbed=profiling is not None or bool(stragglers.slowdowns) or intent.waiting is not None,
     )
-    applied |= bool(wanted) and state.comparisons.running
-    waiting = intent.waiting
-    if wanted and not applied and waiting is None:
-        waiting = first_node_fault(state) or Explanation(Reason.APPLYING, "The plans are being sent to the agents.")
-    target = aim.target if isinstance(aim.target, Target) else None
-    alone = aim.of_objective if aim.limited_by_share and isinstance(aim.of_objective, Target) else None
-    return Decision(
+    applied = held or (bool(wanted) and training.comparisons.running)
+    return TrainingDecision(
+        intent=intent,
         actions=(
-            *inputs,
-            *(profiling.actions if profiling else ()),
-            *(action for action, _ in nodes if action is not None),
-            *((comparison,) if comparison else ()),
-            *((canary.action,) if canary and canary.action else ()),
-            *deletions,
+            *input_actions(parts, spec, seen.hardware, basis, now_s=now.monotonic_s, limits=limits),
+            *_interruptions(profiling, comparison, course.canary),
         ),
         adopt=adopt,
         wanted=wanted,
-        waiting=waiting,
+        waiting=intent.waiting or _sending(facts, applied=applied or not wanted),
         applied=applied,
         slowdowns=stragglers.slowdowns,
         declared=stragglers.declared,
-        factors=_spread(state, spec, aim).factors if wanted and profiling is None else {},
-        note=target.note if target else "",
-        advised_point=state.frontier.lookup(target.time_us) if state.frontier and target else None,
+        factors=_spread(training, facts, aim).factors if wanted and profiling is None else {},
+        note=advice.note,
+        advised_point=advice.advised_point,
+        limiting_share=advice.limiting_share,
+        unlimited_point=advice.unlimited_point,
         profiling=profiling.explanation if profiling else None,
-        sweep_cost=next_sweep_cost(state, spec),
-        limiting_share=state.share if aim.limited_by_share else None,
-        unlimited_point=state.frontier.lookup(alone.time_us) if state.frontier and alone else None,
-        hardware=hardware,
+        sweep_cost=next_sweep_cost(profile, facts),
+        hardware=seen.hardware,
         guard=aim.guard,
         bound_us=aim.bound_us,
         least_excess=aim.least_excess,
         wake_at_s=min(
-            inputs_wake_s(state, now_s=now.monotonic_s, limits=limits),
+            inputs_wake_s(training.inputs, now_s=now.monotonic_s, limits=limits),
             profiling.wake_at_s if profiling else math.inf,
-            _stragglers_wake_s(state, now),
+            stragglers.wake_at_s,
             aim.wake_at_s,
-            deletion_wake_s,
-            *(wake_at_s for _, wake_at_s in nodes),
         ),
     )
 
 
-# --------------------------------------------------------------------------------------------------------- stragglers
+def _without_shape(training: Training) -> TrainingDecision:
+    """Leases alone, by which the training processes become known."""
+    shape = shape_of_ranks(training.job)
+    waiting = shape if isinstance(shape, Explanation) else None
+    intent = Intent(None, {}, drive=False, waiting=waiting)
+    return TrainingDecision(intent=intent, waiting=waiting, guard=training.guard)
+
+
+def _profile_parts(training: Training) -> ProfileParts:
+    return ProfileParts(training.profiling, training.inputs, training.observation.basis, training.without_plan)
+
+
+def _situation(training: Training, facts: Facts, profile: ProfileParts, now: Now) -> _Situation:
+    spec = facts.spec
+    lacking = ranks_pending(training.job, spec)
+    not_ready = schedule_pending(training.inputs, spec) or lacking or baseline_pending(facts, training.baseline_wanted)
+    profiling = next_profiling_step(profile, facts, not_ready, now_s=now.monotonic_s)
+    stragglers = counting(training.stragglers, spec, facts.nodes, now_s=now.monotonic_s)
+    if profiling is not None:
+        stragglers = Stragglers(wake_at_s=stragglers.wake_at_s)
+    seen = Seen(stragglers.slowdowns, training.stragglers.detector.slowdowns, training.hardware.in_use)
+    return _Situation(
+        facts=facts,
+        hardware=hardware_for(training.hardware, spec, facts.nodes, training.evidence),
+        lacking=lacking,
+        profiling=profiling,
+        stragglers=stragglers,
+        aim=aim_of(training.guard, facts, seen, now, profiling=profiling is not None),
+    )
+
+
+def _course(training: Training, seen: _Situation) -> _Course:
+    """The plan, and what interrupts it: first a profile that is measured, then the canary, then a comparison."""
+    facts, profiling = seen.facts, seen.profiling
+    intent = _profiling_intent(facts, profiling) if profiling is not None else _plan_intent(training, seen)
+    intent = replace(intent, stages=facts.spec.pipeline.stages)
+    wanted = {dp: point for dp, point in intent.wanted.items() if point is not None}
+    canary = None
+    if wanted and profiling is None and intent.waiting is None and not seen.aim.limited_by_share:
+        canary = next_canary_step(training.canary, facts, wanted, seen.stragglers.slowdowns)
+    if canary is not None:
+        intent = replace(intent, wanted=canary.points, waiting=canary.waiting, drive=canary.drive)
+        wanted = {}
+    elif profiling is None and training.comparisons.interrupting:
+        intent = replace(intent, wanted=dict.fromkeys(wanted))
+    if intent.drive and profiling is None and (intent.waiting is None or intent.waiting.reason not in _AT_DEFAULT):
+        intent = replace(intent, resting=resting_clock(facts.share, facts.frontier, replicas_of(facts.spec)))
+    return _Course(intent, wanted, canary)
+
+
+def _adoption(training: Training, seen: _Situation, course: _Course) -> tuple[bool, Intent]:
+    """Whether a refined frontier is to be in force now, and what agents shall hold until then."""
+    coming = training.solve.coming
+    if coming is None:
+        return False, course.intent
+    unused = not course.wanted or seen.profiling is not None
+    if unused or may_adopt(seen.facts.nodes, coming.digest):
+        return True, course.intent
+    return False, replace(course.intent, coming=coming.digest)
+
+
+def _interruptions(
+    profiling: ProfilingStep | None, comparison: ComparisonAction | None, canary: CanaryStep | None
+) -> list[object]:
+    judged = canary.action if canary is not None else None
+    return [*(profiling.actions if profiling else ()), *filter(None, (comparison, judged))]
+
+
+def _sending(facts: Facts, *, applied: bool) -> Explanation | None:
+    """Why a plan that nothing speaks against is not in force yet; None: it is."""
+    if applied:
+        return None
+    return first_node_fault(facts.nodes) or Explanation(Reason.APPLYING, "The plans are being sent to the agents.")
 
 
 @dataclass(frozen=True)
-class _Stragglers:
-    slowdowns: Mapping[int, float] = field(default_factory=dict)
-    declared: frozenset[int] = frozenset()
+class _Advice:
+    """What the objective asks for, and what a PowerBudget leaves of it: see ``TrainingDecision``."""
+
+    note: str
+    advised_point: int | None
+    limiting_share: Share | None
+    unlimited_point: int | None
 
 
-def _stragglers(state: JobState, spec: JobSpec, now: Now) -> _Stragglers:
-    """Stragglers that count. Where one is both declared and detected, the larger slowdown does."""
-    if spec.straggler.mode is StragglerMode.IGNORE:
-        return _Stragglers()
-    declared = declared_slowdowns(
-        state.declared_stragglers,
-        now_s=now.monotonic_s,
-        dp_of_gpu={rank.gpu_uuid: rank.dp for rank in state.ranks} if state.declared_stragglers else {},
-        pipelines=spec.pipeline.data_parallel,
+def _advice(facts: Facts, aim: Aim) -> _Advice:
+    target = aim.target if isinstance(aim.target, Target) else None
+    alone = aim.of_objective if aim.limited_by_share and isinstance(aim.of_objective, Target) else None
+    frontier = facts.frontier
+    return _Advice(
+        note=target.note if target else "",
+        advised_point=frontier.lookup(target.time_us) if frontier and target else None,
+        limiting_share=facts.share if aim.limited_by_share else None,
+        unlimited_point=frontier.lookup(alone.time_us) if frontier and alone else None,
     )
-    detected = state.detector.slowdowns if spec.straggler.mode is StragglerMode.AUTOMATIC else {}
-    merged = {dp: max(declared.get(dp, 1.0), detected.get(dp, 1.0)) for dp in declared.keys() | detected.keys()}
-    return _Stragglers(merged, frozenset(declared))
 
 
-def _spread(state: JobState, spec: JobSpec, aim: Aim) -> PipelineSpread:
+def _spread(training: Training, facts: Facts, aim: Aim) -> PipelineSpread:
     """How pipelines differ, as telemetry shows. After a plan was withdrawn nothing counts that was measured."""
-    relative = spec.objective.deadline is None or aim.limited_by_share
-    if spec.straggler.mode is not StragglerMode.AUTOMATIC or aim.hold is not Hold.NOTHING:
+    relative = facts.spec.objective.deadline is None or aim.limited_by_share
+    if facts.spec.straggler.mode is not StragglerMode.AUTOMATIC or aim.hold is not Hold.NOTHING:
         return PipelineSpread(relative=relative)
-    measured = state.detector.spread
+    measured = training.stragglers.detector.spread
     return PipelineSpread(measured.factors, measured.margin, relative)
-
-
-def _stragglers_wake_s(state: JobState, now: Now) -> float:
-    """When the next declared straggler takes effect (monotonic); infinite: none is to come."""
-    starts = (straggler.from_s for straggler in state.declared_stragglers)
-    return min((start_s for start_s in starts if start_s > now.monotonic_s), default=math.inf)
 
 
 # ------------------------------------------------------------------------------------------ what agents shall hold
 
 
-def _shape_intent(state: JobState) -> Intent:
-    """Leases alone, by which the training processes become known."""
-    shape = shape_of_ranks(state)
-    return Intent(None, {}, drive=False, waiting=shape if isinstance(shape, Explanation) else None)
+def _profiling_intent(facts: Facts, profiling: ProfilingStep) -> Intent:
+    """A sweep has a bound of its own; the objective's is for plans."""
+    sweep = profiling.sweep
+    points = dict.fromkeys(range(facts.spec.pipeline.data_parallel), sweep.point) if sweep else {}
+    return Intent(sweep.digest if sweep else None, points, profiling.drive, profiling.explanation)
 
 
-def _intent(
-    state: JobState,
-    spec: JobSpec,
-    aim: Aim,
-    stragglers: _Stragglers,
-    *,
-    profiling: ProfilingStep | None,
-    lacking: Explanation | None,
-) -> Intent:
-    if profiling is not None:  # a sweep has a bound of its own; the objective's is for plans
-        sweep = profiling.sweep
-        points = dict.fromkeys(range(spec.pipeline.data_parallel), sweep.point) if sweep else {}
-        return Intent(sweep.digest if sweep else None, points, profiling.drive, profiling.explanation)
-    mismatch = profile_mismatch(state)
+def _plan_intent(training: Training, seen: _Situation) -> Intent:
+    facts, aim = seen.facts, seen.aim
+    spec, frontier = facts.spec, facts.frontier
+    mismatch = profile_mismatch(training.inputs, spec, facts.nodes)
     if mismatch is not None:
         return Intent(None, {}, False, mismatch)
-    plans = state.frontier.digest if state.frontier else None
-    waiting = _why_no_plan(state, spec, aim, lacking)
-    if waiting is not None or state.frontier is None or not isinstance(aim.target, Target):
+    plans = frontier.digest if frontier else None
+    waiting = _why_no_plan(training, seen)
+    if waiting is not None or frontier is None or not isinstance(aim.target, Target):
         return Intent(plans, {}, spec.mode.sets_clocks, waiting)
     if aim.hold is Hold.DEFAULT_CLOCKS:
         message = "Measured iterations exceeded the bound: default clocks until the next attempt."
         return Intent(plans, {}, False, Explanation(Reason.BOUND_EXCEEDED, message))
     wanted = select_points(
-        state.frontier,
+        frontier,
         aim.target.time_us,
         spec.pipeline.data_parallel,
-        stragglers.slowdowns,
+        seen.stragglers.slowdowns,
         aim.hold.finest,
-        spread=_spread(state, spec, aim),
+        spread=_spread(training, facts, aim),
     )
     return Intent(plans, wanted, spec.mode.sets_clocks, None)
 
 
-def _why_no_plan(state: JobState, spec: JobSpec, aim: Aim, lacking: Explanation | None) -> Explanation | None:
-    if state.frontier is None or aim.target is None:
-        return frontier_pending(state)
+def _why_no_plan(training: Training, seen: _Situation) -> Explanation | None:
+    facts, aim = seen.facts, seen.aim
+    spec, share = facts.spec, facts.share
+    if facts.frontier is None or aim.target is None:
+        return frontier_pending(training.inputs, training.solve, spec)
     if isinstance(aim.target, Infeasible):
         return Explanation(Reason.OBJECTIVE_INFEASIBLE, aim.target.message)
     if not spec.mode.sets_clocks:
         return no_clocks(spec.mode)
-    if state.share is not None and state.share.watts is None:
-        return Explanation(Reason.APPLYING, f"PowerBudget {state.share.budget} has not allotted a share yet.")
-    rehearsing = rehearsal_pending(state)
+    if share is not None and share.watts is None:
+        return Explanation(Reason.APPLYING, f"PowerBudget {share.budget} has not allotted a share yet.")
+    rehearsing = rehearsal_pending(training.solve, training.hardware.in_use)
     if rehearsing is not None:
         return rehearsing
     # A job that a budget limits skips the baseline: at default clocks it would draw more than its share.
-    return lacking or (None if aim.limited_by_share else baseline_pending(state, spec))
+    return seen.lacking or (None if aim.limited_by_share else baseline_pending(facts, training.baseline_wanted))
 
 
 def common_point(wanted: Mapping[int, int], slowdowns: Mapping[int, float]) -> int:

@@ -1,11 +1,10 @@
-"""Shares watts between jobs by equal marginal value, and finds what a share means to one job.
+"""Shares watts between jobs by equal marginal value.
 
 The throughput of a job is its number of GPUs times T_min over its iteration time: GPUs' worth of full speed. Along a
 frontier energy e(t) is convex, so power e(t)/t is convex in speed 1/t (it is the perspective of e): each watt buys less
-speed than the one before. So the
-most throughput for a budget is found by giving each watt to the job that gains most from it, until no watt is left.
-Then no job could gain more from a watt than its owner would lose, and the gain of the next watt is the budget's shadow
-price. Jobs of higher priority are served first.
+speed than the one before. So the most throughput for a budget is found by giving each watt to the job that gains most
+from it, until no watt is left. Then no job could gain more from a watt than its owner would lose, and the gain of the
+next watt is the budget's shadow price. Jobs of higher priority are served first.
 """
 
 from __future__ import annotations
@@ -16,13 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.objective import FrontierView, Grain, Infeasible, Target
-from perseus_proto.units import mean_power_w
-
 MIN_GAIN: Final = 0.02
 """Watts move between jobs only if some job becomes faster by this share."""
-_ROUNDING_W: Final = 1e-6
+ROUNDING_W: Final = 1e-6
 """Shares are sums and differences of powers of up to 10⁹ W; a plan must not fall out of its own share by rounding."""
 
 
@@ -111,49 +106,6 @@ class Share:
     """How long the job is to stay within it once no operator runs."""
 
 
-def claim(
-    job: str,
-    frontier: FrontierView,
-    *,
-    replicas: int,
-    gpus: int,
-    priority: int,
-    wanted: int,
-    held_w: float = math.inf,
-) -> Claim:
-    """The claim of a job. Its profile is its user's: it claims no more than its GPUs can draw.
-
-    Args:
-        job: namespace/name.
-        frontier: of one pipeline.
-        replicas: how often the frontier's energy is spent: data-parallel times tensor-parallel size.
-        gpus: of the job.
-        priority: of the job.
-        wanted: the point that its own objective asks for; it never runs a faster one.
-        held_w: what the GPUs that it really holds can draw by their power limits.
-    """
-    curve: list[tuple[float, float]] = []
-    for point in range(len(frontier.times_us) - 1, wanted - 1, -1):
-        # In whole watts, as shares are written: a job that is granted what a plan draws can run that plan.
-        watts = float(math.ceil(min(power_w(frontier, point, replicas), held_w) - _ROUNDING_W))
-        speed = frontier.t_min_us / frontier.times_us[point]
-        # Slower for more power is never chosen.
-        while curve and watts <= curve[-1][0]:
-            curve.pop()
-        curve.append((watts, speed))
-    return Claim(job, priority, gpus, tuple(curve), frontier.digest)
-
-
-def replicas_of(spec: JobSpec) -> int:
-    """How often a job spends the energy of a frontier, which is that of one pipeline with one GPU for each stage."""
-    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
-
-
-def power_w(frontier: FrontierView, point: int, replicas: int) -> float:
-    """Mean power of the whole job over an iteration at a point, in watts."""
-    return mean_power_w(replicas * frontier.energies_mj[point], frontier.expected_us[point])
-
-
 def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
     """Allocate a budget for the most throughput. O(points · log points) over all jobs.
 
@@ -163,7 +115,7 @@ def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
     known = sorted(claims, key=lambda claim: claim.job)
     shares = {claim.job: claim.least_w for claim in known}
     left_w = budget_w - math.fsum(shares.values())
-    if left_w < -_ROUNDING_W:
+    if left_w < -ROUNDING_W:
         return Allocation(shares, feasible=False)
     price = 0.0
     for priority in sorted({claim.priority for claim in known}, reverse=True):
@@ -198,51 +150,14 @@ def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Clai
     """
     kept = {claim.job: min(before.get(claim.job, 0.0), claim.wanted_w) for claim in claims}
     held = Allocation(kept, price=fresh.price)
-    if not fresh.feasible or held.total_w > budget_w + _ROUNDING_W:
+    if not fresh.feasible or held.total_w > budget_w + ROUNDING_W:
         return fresh
     for claim in claims:
-        if kept[claim.job] < claim.least_w - _ROUNDING_W:
+        if kept[claim.job] < claim.least_w - ROUNDING_W:
             return fresh
         if claim.throughput(fresh.shares_w[claim.job]) > claim.throughput(kept[claim.job]) * (1 + MIN_GAIN):
             return fresh
     return held
-
-
-def within_share(
-    target: Target | Infeasible | None,
-    share: Share | None,
-    frontier: FrontierView | None,
-    replicas: int,
-    finest: Grain = Grain.INSTRUCTION,
-) -> tuple[Target | Infeasible | None, bool]:
-    """The target that a job may have within its share, and whether the share limits it.
-
-    Args:
-        target: what the job's own objective asks for.
-        share: of a PowerBudget; None: no budget selects the job.
-        frontier: of one pipeline; None: not known yet.
-        replicas: how often the frontier's energy is spent.
-        finest: of a job that the share limits: points that set clocks more finely are left out, if another one fits.
-    """
-    if share is None or share.watts is None or frontier is None or not isinstance(target, Target):
-        return target, False
-    last = len(frontier.times_us) - 1
-    point = fastest_within(share, frontier, replicas)
-    point = last if point is None else point
-    if point <= frontier.lookup(target.time_us):
-        return target, False
-    coarser = fastest_within(share, frontier, replicas, finest)
-    return Target(frontier.times_us[point if coarser is None else coarser], target.note), True
-
-
-def fastest_within(
-    share: Share, frontier: FrontierView, replicas: int, finest: Grain = Grain.INSTRUCTION
-) -> int | None:
-    """The fastest point that fits a share whose watts are known and is not finer than ``finest``; None: none fits."""
-    assert share.watts is not None
-    bound_w = share.watts + _ROUNDING_W
-    points = (point for point in range(len(frontier.times_us)) if frontier.grain(point) >= finest)
-    return next((p for p in points if min(power_w(frontier, p, replicas), share.held_w) <= bound_w), None)
 
 
 def _slope(low: tuple[float, float], high: tuple[float, float]) -> float:

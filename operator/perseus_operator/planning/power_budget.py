@@ -18,45 +18,10 @@ from perseus_operator.api.budget import (
     BudgetSpec,
     JobShare,
 )
-from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_stored, stored_items
 from perseus_operator.formatting import percent
-from perseus_operator.planning.aim import Now, current_target
-from perseus_operator.planning.gpu import UNKNOWN_BOARD_W
-from perseus_operator.planning.objective import Target
-from perseus_operator.planning.power_allocation import (
-    Allocation,
-    Claim,
-    Share,
-    allocate,
-    claim,
-    power_w,
-    replicas_of,
-    steady,
-)
-from perseus_operator.planning.state import JobState
-from perseus_proto.units import mean_power_w
-
-
-@dataclass(frozen=True)
-class Member:
-    """A selected job that draws power; with neither ``claim`` nor ``drawn_w`` it is not known how much."""
-
-    job: str
-    priority: int
-    claim: Claim | None = None
-    drawn_w: float | None = None
-    """Mean power of a job whose clocks are not set."""
-    held_w: float = math.inf
-    """What the GPUs that the job holds can draw by their power limits; infinite: it is not known yet."""
-    follows_w: float | None = None
-    """The share that another replica, which serves the job, acts on; None: it has none, or this one serves it."""
-
-    def under(self, spec: BudgetSpec) -> Member:
-        """The member with the priority that a budget grants it."""
-        priority = spec.priority(self.job.partition("/")[0], self.priority)
-        granted = None if self.claim is None else replace(self.claim, priority=priority)
-        return replace(self, priority=priority, claim=granted)
+from perseus_operator.planning.member import Member
+from perseus_operator.planning.power_allocation import Allocation, Share, allocate, steady
 
 
 @dataclass(frozen=True)
@@ -110,73 +75,11 @@ def selects(
     return None if namespace_labels is None else chosen.namespace_selector.selects(namespace_labels)
 
 
-def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | None:
-    """The job as a member of a budget; None: it draws no power, since no pod of it runs.
-
-    Profile, shape and priority are what the job's user wrote. What counts of them is bounded by the GPUs on which
-    agents found processes of the job: no plan draws more than their power limits.
-
-    Args:
-        state: of the job.
-        now: the time.
-        settled: whether every rank that runs must have been seen; before, GPUs that are not known bound nothing.
-    """
-    spec, job = state.spec, str(state.ref)
-    if spec is None or not any(node.pods for node in state.nodes.values()):
-        return None
-    if state.fenced is not None:
-        return Member(job, spec.priority)  # what it draws is not ours to know: it keeps its share
-    limits_w = held_limits_w(state)
-    if not spec.is_planned:
-        return _unplanned(state, spec, limits_w, settled=settled)
-    gpus = replicas_of(spec) * spec.pipeline.stages
-    complete = settled or (spec.shape_known and len(limits_w) >= gpus)
-    held_w = math.fsum(limits_w.values()) if complete else math.inf
-    target = current_target(state, spec, now)
-    steered = spec.mode.sets_clocks and not spec.suspend
-    if steered and (state.frontier is None or target is None or (not settled and len(state.ranks) < gpus)):
-        return Member(job, spec.priority, held_w=held_w)
-    # Without a target the plan in force stays, and it may be none. No plan runs before all ranks are there.
-    if not steered or not isinstance(target, Target) or state.frontier is None or len(state.ranks) < gpus:
-        return Member(job, spec.priority, drawn_w=_default_w(state, held_w), held_w=held_w)
-    found = claim(
-        job,
-        state.frontier,
-        replicas=replicas_of(spec),
-        gpus=min(gpus, len(limits_w)),
-        priority=spec.priority,
-        wanted=state.frontier.lookup(target.time_us),
-        held_w=held_w,
-    )
-    return Member(job, spec.priority, found, held_w=held_w)
-
-
-def held_limits_w(state: JobState) -> dict[str, float]:
-    """The power limit of every GPU that agents found for the job, by UUID."""
-    found = {}
-    for node in state.nodes.values():
-        for uuid in node.gpu_uuids:
-            gpu = node.gpus.get(uuid)
-            limit_w = None if gpu is None else gpu.max_power_w
-            found[uuid] = UNKNOWN_BOARD_W if limit_w is None else limit_w
-    return found
-
-
-def _unplanned(state: JobState, spec: JobSpec, limits_w: Mapping[str, float], *, settled: bool) -> Member:
-    """A job with a fixed clock: what it draws there is not known, but it is less than the power limits of its GPUs."""
-    seen = settled or all(node.clock is not None for node in state.nodes.values() if node.pods)
-    held_w = math.fsum(limits_w.values()) if seen else math.inf
-    return Member(str(state.ref), spec.priority, drawn_w=held_w if seen else None, held_w=held_w)
-
-
-def _default_w(state: JobState, held_w: float) -> float | None:
-    """Mean power at default clocks: as measured; else that of the fastest plan, which is lower; else None."""
-    measured = state.baseline
-    if measured is not None and measured.energy_mj is not None and measured.time_us > 0:
-        return min(mean_power_w(measured.energy_mj, measured.time_us), held_w)
-    if state.frontier is None or state.spec is None:
-        return None
-    return min(power_w(state.frontier, 0, replicas_of(state.spec)), held_w)
+def _granted(member: Member, spec: BudgetSpec) -> Member:
+    """The member with the priority that a budget grants it."""
+    priority = spec.priority(member.job.partition("/")[0], member.priority)
+    claim = None if member.claim is None else replace(member.claim, priority=priority)
+    return replace(member, priority=priority, claim=claim)
 
 
 def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDecision) -> BudgetDecision:
@@ -187,7 +90,7 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
         members: selected jobs that draw power.
         before: the previous decision.
     """
-    known = tuple(sorted((member.under(spec) for member in members), key=lambda member: member.job))
+    known = tuple(sorted((_granted(member, spec) for member in members), key=lambda member: member.job))
     claims = [member.claim for member in known if member.claim is not None]
     kept_w = {
         member.job: min(before.allocation.shares_w[member.job], member.held_w)

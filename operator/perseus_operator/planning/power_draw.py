@@ -13,10 +13,29 @@ from typing import Any, Final
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
 from perseus_operator.api.schema import parse_stored, stored_items
-from perseus_operator.planning.power_allocation import Claim
-from perseus_operator.planning.power_budget import Member
+from perseus_operator.formatting import percent
+from perseus_operator.planning.member import Member
+from perseus_operator.planning.power_allocation import Claim, Share
 
 _MILLION: Final = 1_000_000
+
+
+def share_to_status(share: Share | None, draw: DrawStatus | None, slowdown: float | None) -> ShareStatus | None:
+    """Write down a job's share of a PowerBudget; None: none is granted yet, and nobody else is to grant it.
+
+    Args:
+        share: of the job; None: no budget selects it.
+        draw: what the replica that shares the budget must know of it; None: that is this one.
+        slowdown: by what share the job is slower than its objective asks for; None: no PowerBudget slows it.
+    """
+    if share is None or (share.watts is None and draw is None):
+        return None
+    return ShareStatus(
+        name=share.budget,
+        watts=None if share.watts is None else int(share.watts),
+        slowdown=None if slowdown is None else percent(slowdown),
+        draw=draw,
+    )
 
 
 def draw_to_status(member: Member) -> DrawStatus:

@@ -19,10 +19,15 @@ from statistics import median
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.planning.facts import Facts
+from perseus_operator.planning.input_progress import InputProgress
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.objective import FrontierView, Target, target_of
 from perseus_operator.planning.observation import Basis
-from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.plan_power import replicas_of
 from perseus_operator.planning.profiling.cost import SweepCost, sweep_cost
+from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.reading import Reading
 from perseus_operator.planning.profiling.sweep import (
     FEWEST,
@@ -32,7 +37,6 @@ from perseus_operator.planning.profiling.sweep import (
     common_clocks,
     finer_clocks,
 )
-from perseus_operator.planning.state import JobState
 from perseus_proto.units import us_from_s
 
 
@@ -75,22 +79,40 @@ class ProfilingStep:
     wake_at_s: float = math.inf
 
 
+@dataclass(frozen=True)
+class ProfileParts:
+    """What is known of a job's profile: how far its measurement is, what was read, and what plans rest on.
+
+    Attributes:
+        progress: of the measurement.
+        inputs: as they were read.
+        basis: what plans and predictions rest on.
+        without_plan: what an iteration takes at default clocks, as measured last; None: not measured.
+    """
+
+    progress: ProfilingProgress
+    inputs: InputProgress
+    basis: Basis
+    without_plan: Measured | None
+
+
 def next_profiling_step(
-    state: JobState, spec: JobSpec, not_ready: Explanation | None, *, now_s: float
+    parts: ProfileParts, facts: Facts, not_ready: Explanation | None, *, now_s: float
 ) -> ProfilingStep | None:
     """The next step of measuring the profile; None: there is a profile, or none is to be measured.
 
     Args:
-        state: of the job.
-        spec: of the job.
+        parts: of the job.
+        facts: of the job.
         not_ready: why the training processes cannot be driven yet.
         now_s: monotonic.
     """
-    own, online = state.profiling, spec.profile.online
-    stale = state.inputs.profile_digest is not None and own.stale_profile == state.inputs.profile_digest
-    if online is None or not (_is_missing(state) or stale) or spec.mode is Mode.OBSERVE:
+    own, spec, inputs = parts.progress, facts.spec, parts.inputs
+    online = spec.profile.online
+    stale = inputs.profile_digest is not None and own.stale_profile == inputs.profile_digest
+    if online is None or not (_is_missing(inputs) or stale) or spec.mode is Mode.OBSERVE:
         return None
-    where, cost = spec.profile.where, next_sweep_cost(state, spec)
+    where, cost = spec.profile.where, next_sweep_cost(parts, facts)
     costs = f" {cost}" if cost else ""
     fault = own.fault
     if not spec.mode.sets_clocks:
@@ -100,80 +122,82 @@ def next_profiling_step(
         return ProfilingStep(
             Explanation(Reason.PROFILING, f"To be measured into {where}.{costs} {not_ready.message}"), drive=True
         )
-    fresh = fault or _fresh(state, spec)
+    fresh = fault or _fresh(parts, facts)
     if isinstance(fresh, Sweep):
-        return _step(state, spec, fresh, now_s)
+        return _step(parts, facts, fresh, now_s)
     # A profile that fits badly is better than none.
     return None if stale else ProfilingStep(fresh, drive=fresh.reason is Reason.PROFILING)
 
 
-def next_sweep_cost(state: JobState, spec: JobSpec) -> SweepCost | None:
+def next_sweep_cost(parts: ProfileParts, facts: Facts) -> SweepCost | None:
     """What measuring the profile will cost at most, or would if the mode set clocks.
 
     Args:
-        state: of the job.
-        spec: of the job.
+        parts: of the job.
+        facts: of the job.
 
     Returns:
         None: there is a profile, or none is to be measured, or it is being measured, or the clocks of the GPUs are not
         known yet.
     """
-    online, own = spec.profile.online, state.profiling
-    estimated = state.observation.basis is not Basis.PROFILE
-    if online is None or own.sweep is not None or not (_is_missing(state) or estimated):
+    spec, own, history = facts.spec, parts.progress, facts.history
+    online = spec.profile.online
+    estimated = parts.basis is not Basis.PROFILE
+    if online is None or own.sweep is not None or not (_is_missing(parts.inputs) or estimated):
         return None
-    common = _common_clocks(state)
+    common = _common_clocks(facts.nodes)
     if isinstance(common, Explanation) or len(common) < FEWEST:
         return None
-    before = state.without_plan
-    times_us = [i.time_us for i in state.history.unplanned] if state.history else []
+    before = parts.without_plan
+    times_us = [i.time_us for i in history.unplanned] if history else []
     iteration_us = before.time_us if before else median(times_us) if times_us else None
     finer = spec.pipeline.schedule is ScheduleName.STEPS
     return sweep_cost(choose_clocks(common, online.max_clocks), _recipe(online), finer=finer, iteration_us=iteration_us)
 
 
-def _is_missing(state: JobState) -> bool:
+def _is_missing(inputs: InputProgress) -> bool:
     absent = (Reason.PROFILE_NOT_FOUND, Reason.OBSERVING)
-    return state.inputs.profile_fault is not None and state.inputs.profile_fault.reason in absent
+    return inputs.profile_fault is not None and inputs.profile_fault.reason in absent
 
 
 def _recipe(online: Online) -> Recipe:
     return Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
 
 
-def _step(state: JobState, spec: JobSpec, fresh: Sweep, now_s: float) -> ProfilingStep:
-    own = state.profiling
+def _step(parts: ProfileParts, facts: Facts, fresh: Sweep, now_s: float) -> ProfilingStep:
+    own = parts.progress
     sweep = replace(own.sweep, recipe=fresh.recipe) if own.sweep and own.sweep.fits(fresh) else fresh
-    finer_mhz = _finer_clocks(state, spec, sweep)
+    finer_mhz = _finer_clocks(facts, sweep)
     if finer_mhz:
         sweep = sweep.refined(finer_mhz)
     if sweep == own.sweep:
-        return _go_on(state, sweep, now_s)
-    to_come, cost = len(sweep.clocks_mhz) - len(sweep.readings), next_sweep_cost(state, spec)
+        return _go_on(own, sweep, now_s)
+    to_come, cost = len(sweep.clocks_mhz) - len(sweep.readings), next_sweep_cost(parts, facts)
     where = " around the best one" if finer_mhz else ""
     costs = f" {cost}" if cost else ""
     explanation = Explanation(Reason.PROFILING, f"{to_come} clocks{where} will be measured.{costs}")
     return ProfilingStep(explanation, drive=True, actions=() if own.writing else (BeginSweep(sweep),))
 
 
-def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
+def _fresh(parts: ProfileParts, facts: Facts) -> Sweep | Explanation:
     """A sweep of the job as it is now, with no readings yet; or why there can be none."""
+    spec = facts.spec
     online = spec.profile.online
     assert online is not None
-    common = _common_clocks(state)
+    common = _common_clocks(facts.nodes)
     if isinstance(common, Explanation):
         return common
     chosen = choose_clocks(common, online.max_clocks)
     if len(chosen) < FEWEST:
         return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
-    schedule = _schedule_digest(spec, state.inputs.schedule_csv or "")
-    return Sweep(chosen, schedule, _recipe(online), replaces=state.profiling.stale_profile)
+    schedule = _schedule_digest(spec, parts.inputs.schedule_csv or "")
+    return Sweep(chosen, schedule, _recipe(online), replaces=parts.progress.stale_profile)
 
 
-def _common_clocks(state: JobState) -> tuple[int, ...] | Explanation:
+def _common_clocks(nodes: JobNodes) -> tuple[int, ...] | Explanation:
     """The clocks that all GPUs of the job support, or why they are not known."""
     clocks: dict[str, tuple[int, ...]] = {}
-    for node in state.nodes.values():
+    for node in nodes.values():
         for gpu, why in sorted(node.uncontrollable.items()):
             return Explanation(Reason.PROFILING_FAILED, f"The clocks of {gpu} on {node.name} cannot be set: {why}")
         for rank in node.ranks.values():
@@ -185,20 +209,21 @@ def _common_clocks(state: JobState) -> tuple[int, ...] | Explanation:
     return common_clocks(clocks.values())
 
 
-def _finer_clocks(state: JobState, spec: JobSpec, sweep: Sweep) -> tuple[int, ...]:
+def _finer_clocks(facts: Facts, sweep: Sweep) -> tuple[int, ...]:
     """Clocks to be measured around the best one; empty: the sweep goes on, has had them, or needs none."""
-    if spec.pipeline.schedule is not ScheduleName.STEPS or sweep.chosen_mhz or sweep.failed or not sweep.finished:
+    if facts.spec.pipeline.schedule is not ScheduleName.STEPS or sweep.chosen_mhz or sweep.failed or not sweep.finished:
         return ()
     if sweep.certainty.varies:
         return ()
-    common, best = _common_clocks(state), _best_reading(state, spec, sweep)
+    common, best = _common_clocks(facts.nodes), _best_reading(facts, sweep)
     if best is None or isinstance(common, Explanation):
         return ()
     return finer_clocks(common, [reading.clock_mhz for reading in sweep.readings], best.clock_mhz)
 
 
-def _best_reading(state: JobState, spec: JobSpec, sweep: Sweep) -> Reading | None:
+def _best_reading(facts: Facts, sweep: Sweep) -> Reading | None:
     """The reading at whose clock a job of one instruction would run; None: it changes with the date."""
+    spec = facts.spec
     if spec.objective.deadline is not None and spec.objective.deadline.finish_by is not None:
         return None
     plans: list[Reading] = []
@@ -220,7 +245,7 @@ def _best_reading(state: JobState, spec: JobSpec, sweep: Sweep) -> Reading | Non
         spec.objective,
         view,
         gpus_per_stage=replicas_of(spec),
-        iterations_done=state.furthest_iteration,
+        iterations_done=facts.nodes.furthest_iteration,
         remaining_s=None,
     )
     return plans[view.lookup(target.time_us + 0.5) if isinstance(target, Target) else -1]
@@ -234,8 +259,7 @@ def _schedule_digest(spec: JobSpec, schedule_csv: str) -> str:
     return f"{shape.solver_name}/{shape.stages}/{shape.microbatches}/{shape.chunks}/{shape.tensor_parallel}"
 
 
-def _go_on(state: JobState, sweep: Sweep, now_s: float) -> ProfilingStep:
-    own = state.profiling
+def _go_on(own: ProfilingProgress, sweep: Sweep, now_s: float) -> ProfilingStep:
     may_write = not own.writing and own.retry_at_s <= now_s
     wake_at_s = math.inf if own.retry_at_s <= now_s else own.retry_at_s
     done = len(sweep.readings)

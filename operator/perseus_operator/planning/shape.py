@@ -15,35 +15,37 @@ from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump, parse, parse_stored
 from perseus_operator.api.status import ShapeStatus
 from perseus_operator.errors import InvalidSpec
+from perseus_operator.planning.job import Job
+from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.node import DeclaredSchedule
-from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence, silent_pods
 from perseus_proto.instruction import InstructionKind
 
 
-def shape_of_ranks(state: JobState) -> Pipeline | Explanation:
+def shape_of_ranks(job: Job) -> Pipeline | Explanation:
     """The shape that all training processes together report, or why it is not known yet."""
-    if not any(node.pods for node in state.nodes.values()):
-        return absence(state)
-    ranks = state.ranks
+    nodes = job.nodes
+    if not nodes.occupied:
+        return absence(job)
+    ranks = nodes.ranks
     ids = {rank.id for rank in ranks}
     if len(ids) < len(ranks):
         return Explanation(Reason.RANKS_MISMATCH, f"Two of {len(ranks)} training processes have the same rank.")
     shape = [1 + max(places) for places in zip(*ids, strict=True)]
-    declared = [own for node in state.nodes.values() for rank, own in node.declared_schedules.items() if rank in ids]
-    if (lacking := _lacking(state, shape, declared)) is not None:
+    declared = [own for node in nodes.values() for rank, own in node.declared_schedules.items() if rank in ids]
+    if (lacking := _lacking(nodes, shape, declared)) is not None:
         message = f"{len(ranks)} training processes have connected{lacking}. The shape of the job is taken from them."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
     return _pipeline(shape, declared)
 
 
-def _lacking(state: JobState, shape: Sequence[int], declared: Sequence[DeclaredSchedule]) -> str | None:
+def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredSchedule]) -> str | None:
     """What is to come before the training processes are known to be all, as the end of a sentence; None: nothing."""
-    ranks, nodes = state.ranks, [node for node in state.nodes.values() if node.pods]
+    ranks, occupied = nodes.ranks, nodes.occupied
     have_rank = {rank.pod_uid for rank in ranks}
-    silent = any(pod.asks_for_gpu and pod.uid not in have_rank for node in nodes for pod in node.pods)
-    if not ranks or silent or any(node.leased_pods != node.pods for node in nodes):
-        return silent_pods(state)
+    silent = any(pod.asks_for_gpu and pod.uid not in have_rank for node in occupied for pod in node.pods)
+    if not ranks or silent or any(node.leased_pods != node.pods for node in occupied):
+        return silent_pods(nodes)
     if len(ranks) < math.prod(shape):
         return ", of {} (dp) × {} (stages) × {} (tp)".format(*shape)
     if any(rank.iteration < 1 for rank in ranks):

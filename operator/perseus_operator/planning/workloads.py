@@ -16,7 +16,8 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.objects import Owner, Pod
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.job import Job
+from perseus_operator.planning.job_nodes import JobNodes
 
 
 @dataclass(frozen=True)
@@ -277,12 +278,12 @@ def failure_of(status: Mapping[str, Any]) -> str:
     return "its containers are unknown"
 
 
-def absence(state: JobState) -> Explanation:
+def absence(job: Job) -> Explanation:
     """Why no pod of the job runs."""
-    spec = state.spec
+    spec = job.spec
     if spec is not None and spec.suspend:
         return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
-    if state.end.finished_at_s is not None:
+    if job.end.finished_at_s is not None:
         return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
     reference = spec.workload.reference if spec and spec.workload else None
     if reference is None:
@@ -290,19 +291,19 @@ def absence(state: JobState) -> Explanation:
     else:
         message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
         suspended_by = PRESETS[reference.kind].suspended_by
-        if suspended_by and state.failed_pod is None:
+        if suspended_by and job.failed_pod is None:
             message += f" None runs while {suspended_by} is true."
-    if excluded := "; ".join(f"{number} {why}" for why, number in state.excluded_pods.items()):
+    if excluded := "; ".join(f"{number} {why}" for why, number in job.excluded_pods.items()):
         message += f" Of the pods that opted in, {excluded}."
-    if (pod := state.failed_pod) is not None:
+    if (pod := job.failed_pod) is not None:
         message += f" Pod {pod.name} failed: {pod.failure}; kubectl logs -n {pod.namespace} {pod.name} may say why."
     return Explanation(Reason.NO_PODS, message)
 
 
-def silent_pods(state: JobState) -> str:
+def silent_pods(nodes: JobNodes) -> str:
     """The pods from which no process has connected, as the end of a sentence; empty: each has one."""
-    connected = {rank.pod_uid for rank in state.ranks}
-    names = sorted(pod.name for node in state.nodes.values() for pod in node.pods if pod.uid not in connected)
+    connected = {rank.pod_uid for rank in nodes.ranks}
+    names = sorted(pod.name for node in nodes.values() for pod in node.pods if pod.uid not in connected)
     if not names:
         return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

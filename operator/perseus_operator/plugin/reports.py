@@ -18,7 +18,7 @@ from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
 from perseus_operator.formatting import megahertz, milliseconds, percent, seconds
 from perseus_operator.objects import Json
-from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.plan_power import replicas_of
 from perseus_operator.plugin.job import PlannedJob
 from perseus_proto.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
 from perseus_solver.comparison.baselines import all_maximum

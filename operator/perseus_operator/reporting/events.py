@@ -6,19 +6,12 @@ describes better, and those that are only steps on the way, have none.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
-from perseus_operator.formatting import joules, percent, seconds
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.state import JobState
-from perseus_operator.reporting.recommendation import slowed
-from perseus_operator.reporting.status import essence, planned_slowdown
-from perseus_operator.reporting.unmeasured import why_unmeasured
+from perseus_operator.reporting.document import essence
 
 WARNINGS: Final = frozenset(
     {
@@ -109,49 +102,3 @@ def condition_events(stored: Mapping[str, Any], conditions: Iterable[Condition])
         elif condition.reason not in _UNEVENTFUL:
             events.append(JobEvent(condition.reason, condition.message))
     return events
-
-
-def baseline_event(baseline: Measured) -> JobEvent:
-    """Build the event that the baseline is measured."""
-    if baseline.energy_mj is None:
-        energy = " (its energy is not known: some GPU has no energy counter)"
-    else:
-        energy = f" and {joules(baseline.energy_mj)}"
-    return JobEvent(
-        Reason.BASELINE_MEASURED,
-        f"At default clocks an iteration takes {seconds(baseline.time_us)}{energy} (median of {baseline.iterations}).",
-    )
-
-
-def discarded_event(stored: Mapping[str, Any], wanted: Mapping[str, Any], state: JobState) -> list[JobEvent]:
-    """Build the event that a baseline does not count any more; none: it counts, or there was none.
-
-    Args:
-        stored: the status as it is stored.
-        wanted: the status that replaces it.
-        state: of the job.
-    """
-    spec = state.spec
-    if spec is None or state.baseline is not None or "baseline" not in stored:
-        return []
-    shape = spec.pipeline
-    return [
-        JobEvent(
-            Reason.BASELINE_DISCARDED,
-            f"The job has another shape, {shape.data_parallel} (dp) × {shape.stages} (stages) ×"
-            f" {shape.tensor_parallel} (tp): what was measured at default clocks does not count any more."
-            f" {why_unmeasured(spec, wanted)}",
-        )
-    ]
-
-
-def plan_event(state: JobState, decision: Decision) -> JobEvent:
-    """Build the event that other plans are in force: which ones, and from which iteration on."""
-    assert state.frontier is not None
-    times, counts = state.frontier.times_us, Counter(decision.wanted.values())
-    parts = [f"point {point} ({seconds(times[point])}) on {n} pipelines" for point, n in counts.most_common(4)]
-    slower = planned_slowdown(state, decision) - 1
-    intent = f"; up to {percent(slower)} slower than T_min on purpose" if slower > 0 else ""
-    if why := slowed(state, decision):
-        intent += f", {why}"
-    return JobEvent(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}{intent}.")

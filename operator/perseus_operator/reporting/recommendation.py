@@ -6,26 +6,25 @@ These are predictions. Measured savings are in ``status``.
 from __future__ import annotations
 
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
-from perseus_operator.api.power_status import ShareStatus
 from perseus_operator.formatting import joules, percent, seconds, slowed_by
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis
-from perseus_operator.planning.planner import Decision, common_point
-from perseus_operator.planning.power_allocation import power_w, replicas_of
+from perseus_operator.planning.plan_power import power_w, replicas_of
+from perseus_operator.planning.planner import TrainingDecision, common_point
 from perseus_operator.planning.profiling.cost import SweepCost
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_proto.gpus import TRUE_SHARES
 
 
-def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
+def advised(training: Training, decision: TrainingDecision) -> AdviceStatus | None:
     """Return the point that the objective asks for; None: there is no frontier, or no point of it fits."""
-    view, spec, point = state.frontier, state.spec, decision.advised_point
+    view, spec, point = training.frontier, training.spec, decision.advised_point
     if view is None or spec is None or point is None:
         return None
     energy_mj = replicas_of(spec) * view.energies_mj[point]
-    before = state.baseline.energy_mj if state.baseline is not None else None
+    before = training.baseline.energy_mj if training.baseline is not None else None
     saved = 1 - energy_mj / before if before else None
-    low, high = _interval(state, view, point, saved)
+    low, high = _interval(training, view, point, saved)
     return AdviceStatus(
         point=point,
         iteration_time_microseconds=view.expected_us[point],
@@ -33,13 +32,13 @@ def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
         energy_saved=percent(saved) if saved is not None else None,
         energy_saved_low=percent(low) if low is not None else None,
         energy_saved_high=percent(high) if high is not None else None,
-        rests_on=state.observation.basis.value,
-        source=state.observation.basis_source or None,
+        rests_on=training.observation.basis.value,
+        source=training.observation.basis_source or None,
     )
 
 
 def _interval(
-    state: JobState, view: FrontierView, point: int, saved: float | None
+    training: Training, view: FrontierView, point: int, saved: float | None
 ) -> tuple[float, float] | tuple[None, None]:
     """Between which shares the prediction lies.
 
@@ -49,7 +48,7 @@ def _interval(
     """
     if saved is None:
         return None, None
-    if state.observation.basis is Basis.MODEL:
+    if training.observation.basis is Basis.MODEL:
         low, high = (share * saved for share in TRUE_SHARES)
         return min(low, high), max(low, high)
     if not view.highest_mj:
@@ -58,18 +57,18 @@ def _interval(
     return min(saved, within), max(saved, within)
 
 
-def recommendation(state: JobState, decision: Decision) -> str:
+def recommendation(training: Training, decision: TrainingDecision) -> str:
     """Describe the plan that mode Enforce would run, and what it should save; empty: there is none."""
-    advice = advised(state, decision)
-    if advice is None or state.frontier is None:
+    advice = advised(training, decision)
+    if advice is None or training.frontier is None:
         return ""
     figures = f"{seconds(advice.iteration_time_microseconds)} and {joules(advice.energy_millijoules)} an iteration"
-    plan = f"Mode Enforce would run point {advice.point} of {len(state.frontier.times_us)}: {figures}"
+    plan = f"Mode Enforce would run point {advice.point} of {len(training.frontier.times_us)}: {figures}"
     rests = f" The prediction rests on {advice.source}." if advice.source else ""
-    if advice.energy_saved is None or state.baseline is None:
+    if advice.energy_saved is None or training.baseline is None:
         return f"{plan}. What it would save is not known before a baseline is measured.{rests}"
     between = f" ({advice.energy_saved_low} to {advice.energy_saved_high})" if advice.energy_saved_low else ""
-    slower = percent(advice.iteration_time_microseconds / state.baseline.time_us - 1)
+    slower = percent(advice.iteration_time_microseconds / training.baseline.time_us - 1)
     saves = f"saves {advice.energy_saved}{between} of the energy measured at default clocks, {slower} slower"
     return f"{plan}; {saves}.{rests}"
 
@@ -87,44 +86,32 @@ def sweep_status(cost: SweepCost | None) -> SweepStatus | None:
     )
 
 
-def share_status(state: JobState, decision: Decision) -> ShareStatus | None:
-    """Return a job's share of a PowerBudget; None: none is granted yet, and nobody else is to grant it."""
-    share, draw = state.share, state.draw
-    if share is None or (share.watts is None and draw is None):
-        return None
-    slowdown = budget_slowdown(state, decision)
-    return ShareStatus(
-        name=share.budget,
-        watts=None if share.watts is None else int(share.watts),
-        slowdown=None if slowdown is None else percent(slowdown),
-        draw=draw,
-    )
-
-
-def budget_slowdown(state: JobState, decision: Decision) -> float | None:
+def budget_slowdown(training: Training, decision: TrainingDecision) -> float | None:
     """Return by what share the plan in force is slower than the objective asks for; None: no PowerBudget slows it."""
-    view, unlimited = state.frontier, decision.unlimited_point
+    view, unlimited = training.frontier, decision.unlimited_point
     if view is None or unlimited is None or not (decision.applied and decision.wanted):
         return None
     point = common_point(decision.wanted, decision.slowdowns)
     return max(0.0, view.expected_us[point] / view.expected_us[unlimited] - 1)
 
 
-def slowed(state: JobState, decision: Decision) -> str:
+def slowed(training: Training, decision: TrainingDecision) -> str:
     """Say which PowerBudget slows the job, and by how much; empty: none does."""
-    share, slowdown = decision.limiting_share, budget_slowdown(state, decision)
+    share, slowdown = decision.limiting_share, budget_slowdown(training, decision)
     return slowed_by(share.budget, percent(slowdown)) if share is not None and slowdown is not None else ""
 
 
-def limited(state: JobState, decision: Decision, point: int) -> str:
+def limited(training: Training, decision: TrainingDecision, point: int) -> str:
     """Describe the share that limits the job and the predicted power of the point it runs."""
     share = decision.limiting_share
     assert share is not None
     assert share.watts is not None
-    assert state.frontier is not None
-    assert state.spec is not None
-    drawn_w = power_w(state.frontier, point, replicas_of(state.spec))
-    message = f"The job is {slowed(state, decision)}: {share.watts:.0f} W are granted; this plan draws {drawn_w:.0f} W."
+    assert training.frontier is not None
+    assert training.spec is not None
+    drawn_w = power_w(training.frontier, point, replicas_of(training.spec))
+    message = (
+        f"The job is {slowed(training, decision)}: {share.watts:.0f} W are granted; this plan draws {drawn_w:.0f} W."
+    )
     if share.feasible:
         return message
     return f"{message} The budget is less than its jobs draw at their most frugal plans."

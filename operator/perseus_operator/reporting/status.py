@@ -1,20 +1,11 @@
-"""The status of a PerseusJob: its figures, and the whole document with conditions as it is stored.
-
-Everything here is computed from a job's state and decision, without side effects. The conditions themselves are in
-``conditions``, the events in ``events``.
-"""
+"""The figures in the status of a training job: computed from what is known and what was decided, nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from perseus_operator.api.conditions import Condition, ConditionType, merge_conditions
-from perseus_operator.api.job import JobSpec
-from perseus_operator.api.schema import dump
 from perseus_operator.api.status import (
     CalibrationStatus,
-    ClockStatus,
     Figures,
     FrontierStatus,
     HardwareStatus,
@@ -23,20 +14,19 @@ from perseus_operator.api.status import (
     StatusFigures,
     StragglerStatus,
 )
-from perseus_operator.formatting import fine_percent, percent, stamp
-from perseus_operator.objects import Json
+from perseus_operator.formatting import fine_percent, percent
 from perseus_operator.planning.bound_guard import guard_to_status
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.canary import canary_to_status
 from perseus_operator.planning.comparisons import comparisons_to_status, interval
-from perseus_operator.planning.fixed_clock import gpus_at_clock
 from perseus_operator.planning.hardware import hardware_to_status
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import predict
-from perseus_operator.planning.planner import Decision, common_point
-from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.plan_power import replicas_of
+from perseus_operator.planning.planner import TrainingDecision, common_point
+from perseus_operator.planning.power_draw import share_to_status
 from perseus_operator.planning.shape import shape_to_status
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.reporting import recommendation
 from perseus_operator.reporting.hardware import expected_savings, grain_name, grain_reason
 from perseus_operator.reporting.straggler_cause import cause_of, slowest_stage
@@ -45,34 +35,34 @@ _SHOWN_STRAGGLERS: Final = 32
 """As many as the CRD's schema allows in ``status.stragglers``."""
 
 
-def figures(state: JobState, decision: Decision) -> StatusFigures:
+def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
     """Build the typed part of the status: everything but conditions and ``observedGeneration``.
 
     Args:
-        state: what is known about the job.
-        decision: what the planner returned for this state.
+        training: what is known about the job.
+        decision: what the planner returned for this training.
 
     Returns:
         Figures in microseconds and millijoules of one iteration of the whole job; what is not known is None.
     """
-    view, spec = state.frontier, state.spec
-    measured = current_measurement(state, decision)
-    if state.end.finished_at_s is not None:
-        measured = state.end.result
-    if spec is not None and not spec.is_planned:
-        return StatusFigures(clock=_clock(state, spec), power_budget=recommendation.share_status(state, decision))
-    shape = shape_to_status(state.shape)
+    view, spec = training.frontier, training.spec
+    measured = current_measurement(training, decision)
+    if training.job.end.finished_at_s is not None:
+        measured = training.result
+    shape = shape_to_status(training.shape)
+    slowdown = recommendation.budget_slowdown(training, decision)
+    share = share_to_status(training.job.share, training.job.draw, slowdown)
     if view is None or spec is None:
         return StatusFigures(
             shape=shape,
             measured=_figures(measured),
-            savings=savings(state, measured),
-            comparison=comparisons_to_status(state.comparisons),
-            baseline=_figures(state.baseline),
-            calibration=_calibration(state.calibration.quality),
-            hardware=_hardware(state, decision),
+            savings=savings(training, measured),
+            comparison=comparisons_to_status(training.comparisons),
+            baseline=_figures(training.baseline),
+            calibration=_calibration(training.calibration.quality),
+            hardware=_hardware(training, decision),
             sweep=recommendation.sweep_status(decision.sweep_cost),
-            power_budget=recommendation.share_status(state, decision),
+            power_budget=share,
         )
     predicted, plan = None, None
     if decision.applied:
@@ -84,8 +74,8 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         rehearsed = bool(view.grains)
         plan = PlanStatus(
             point=point,
-            from_iteration=state.plan_since,
-            planned_slowdown=percent(planned_slowdown(state, decision) - 1),
+            from_iteration=training.nodes.plan_since,
+            planned_slowdown=percent(planned_slowdown(training, decision) - 1),
             clock_changes=view.clock_changes[point] if view.clock_changes else None,
             grain=grain_name(view.grain(point)) if rehearsed else None,
             reason=grain_reason(view, point, decision.hardware, decision.guard.hold) or None,
@@ -109,23 +99,23 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         plan=plan,
         predicted=predicted,
         measured=_figures(measured),
-        calibration=_calibration(state.calibration.quality),
-        baseline=_figures(state.baseline),
-        hardware=_hardware(state, decision),
-        advised=recommendation.advised(state, decision),
+        calibration=_calibration(training.calibration.quality),
+        baseline=_figures(training.baseline),
+        hardware=_hardware(training, decision),
+        advised=recommendation.advised(training, decision),
         sweep=recommendation.sweep_status(decision.sweep_cost),
-        power_budget=recommendation.share_status(state, decision),
+        power_budget=share,
         guard=guard_to_status(decision.guard),
-        canary=canary_to_status(state.canary, spec),
-        savings=savings(state, measured),
-        comparison=comparisons_to_status(state.comparisons),
+        canary=canary_to_status(training.canary, spec),
+        savings=savings(training, measured),
+        comparison=comparisons_to_status(training.comparisons),
         stragglers=tuple(
             StragglerStatus(
                 data_parallel_rank=dp,
                 slowdown=percent(slowdown - 1),
-                stage=slowest_stage(state, dp),
+                stage=slowest_stage(training.stragglers.detector, dp),
                 source="Declared" if dp in decision.declared else "Detected",
-                cause=cause_of(state, dp).value,
+                cause=cause_of(training.stragglers.detector, training.nodes, dp).value,
                 point=decision.wanted.get(dp, 0),
             )
             for dp, slowdown in sorted(slowest)
@@ -133,51 +123,46 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     )
 
 
-def current_measurement(state: JobState, decision: Decision) -> Measured | None:
+def current_measurement(training: Training, decision: TrainingDecision) -> Measured | None:
     """Return the median time and energy of iterations under the plan in force; None: not measured yet. While it is
     interrupted to compare, of those before.
     """
-    if not decision.applied or state.history is None:
+    if not decision.applied or training.history is None:
         return None
-    return state.history.measured(decision.wanted, since=state.plan_since) or state.comparisons.before
+    return training.history.measured(decision.wanted, since=training.nodes.plan_since) or training.comparisons.before
 
 
-def curve(state: JobState) -> list[tuple[int, int]]:
+def curve(training: Training) -> list[tuple[int, int]]:
     """Return the job's frontier: time (µs) and energy (mJ) of one iteration of the whole job at each point."""
-    if state.frontier is None or state.spec is None:
+    if training.frontier is None or training.spec is None:
         return []
-    view, replicas = state.frontier, replicas_of(state.spec)
+    view, replicas = training.frontier, replicas_of(training.spec)
     return [(time_us, replicas * energy_mj) for time_us, energy_mj in zip(view.times_us, view.energies_mj, strict=True)]
 
 
-def in_force(state: JobState) -> bool:
-    """Return whether some agent follows a plan of this operator, wanted now or earlier."""
-    return any(node.plans.driven for node in state.nodes.values())
-
-
-def planned_slowdown(state: JobState, decision: Decision) -> float:
+def planned_slowdown(training: Training, decision: TrainingDecision) -> float:
     """Return by how much pipelines are slowed on purpose.
 
     Returns:
         The largest ratio of a plan's time to T_min; 1.0 without a plan. While a profile is being measured, the ratio of
         the highest clock to the present one, which the slowdown cannot exceed.
     """
-    sweep = state.profiling.sweep
+    sweep = training.profiling.sweep
     if decision.profiling is not None and decision.wanted and sweep is not None:
         return max(sweep.clocks_mhz) / sweep.clocks_mhz[sweep.point]
-    if not decision.applied or state.frontier is None:
+    if not decision.applied or training.frontier is None:
         return 1.0
-    return max(state.frontier.times_us[point] for point in decision.wanted.values()) / state.frontier.t_min_us
+    return max(training.frontier.times_us[point] for point in decision.wanted.values()) / training.frontier.t_min_us
 
 
-def savings(state: JobState, measured: Measured | None) -> Savings | None:
+def savings(training: Training, measured: Measured | None) -> Savings | None:
     """Return what the plan saves, as measured; None: time or energy is not measured.
 
     Args:
-        state: of the job.
+        training: the job.
         measured: the latest iterations under the plan, for as long as nothing was compared since the baseline.
     """
-    pairs, baseline = state.comparisons.pairs, state.baseline
+    pairs, baseline = training.comparisons.pairs, training.baseline
     if pairs:
         saved, slowdown = interval([pair.saved for pair in pairs]), interval([pair.slowdown for pair in pairs])
         return Savings(
@@ -198,16 +183,10 @@ def savings(state: JobState, measured: Measured | None) -> Savings | None:
     )
 
 
-def _clock(state: JobState, spec: JobSpec) -> ClockStatus:
-    mhz = spec.objective.clock_megahertz or 0
-    locked, gpus = gpus_at_clock(state, mhz)
-    return ClockStatus(megahertz=mhz, gpus=gpus, locked=locked)
-
-
-def _hardware(state: JobState, decision: Decision) -> HardwareStatus | None:
+def _hardware(training: Training, decision: TrainingDecision) -> HardwareStatus | None:
     if decision.hardware is None:
         return None
-    return hardware_to_status(decision.hardware, state.evidence.lead_us)
+    return hardware_to_status(decision.hardware, training.evidence.lead_us)
 
 
 def _calibration(quality: CalibrationQuality | None) -> CalibrationStatus | None:
@@ -230,53 +209,3 @@ def _figures(measured: Measured | None) -> Figures | None:
         energy_millijoules=measured.energy_mj,
         iterations=measured.iterations,
     )
-
-
-def document(
-    conditions: Iterable[Condition],
-    figures: StatusFigures,
-    stored: Mapping[str, Any],
-    *,
-    generation: int,
-    wall_s: float,
-) -> Json:
-    """Build the whole status as it should be stored.
-
-    Args:
-        conditions: that hold now.
-        figures: the typed part of the status.
-        stored: the status as it is stored now; conditions of types that are not known here are kept.
-        generation: of the spec that the status describes.
-        wall_s: the time now, seconds since 1970; the transition time of conditions whose status changes.
-    """
-    old = stored.get("conditions", ())
-    return {
-        "observedGeneration": generation,
-        "conditions": merge_conditions(old, conditions, generation=generation, now_rfc3339=stamp(wall_s)),
-        **dump(figures),
-    }
-
-
-def essence(status: Mapping[str, Any]) -> Json:
-    """Return the part of a status whose changes are written at once: neither what is counted or measured nor wordings.
-
-    Returns:
-        The status without what is measured, predicted and counted; ``conditions`` maps each type to its status and
-        reason.
-    """
-    at_leisure = {"measured", "savings", "comparison", "predicted", "clock", "conditions", "powerBudget"}
-    figures = {key: value for key, value in status.items() if key not in at_leisure}
-    hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
-    share = {key: value for key, value in status.get("powerBudget", {}).items() if key != "slowdown"}
-    share["draw"] = sorted(share.get("draw", {}))  # a draw that is known at last, not one that is a little different
-    return {
-        **figures,
-        "hardware": hardware,
-        "powerBudget": share,
-        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())},
-    }
-
-
-def was_ready(stored: Mapping[str, Any]) -> bool:
-    """Return whether the condition Ready of a stored status is True."""
-    return bool(essence(stored)["conditions"].get(ConditionType.READY.value, ("", ""))[0] == "True")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.node import Rank
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.stragglers.detector import StragglerDetector
 
 
 class Cause(StrEnum):
@@ -37,33 +38,34 @@ _BY_KIND: Final = {
 """By kind of GPU event. Of several causes the first in the order of ``Cause`` counts: heat and power lower clocks."""
 
 
-def cause_of(state: JobState, dp: int) -> Cause:
+def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> Cause:
     """Find the most likely cause of a straggler.
 
     Args:
-        state: of the job.
+        detector: of the job.
+        nodes: of the job.
         dp: data-parallel rank of the slow pipeline.
 
     Returns:
         The cause that its GPUs report; else ``COMMUNICATION`` if telemetry shows that no stage is slow; else
         ``UNKNOWN``.
     """
-    reported = {_BY_KIND[kind] for _, kind, _ in gpu_events(state, dp) if kind in _BY_KIND}
+    reported = {_BY_KIND[kind] for _, kind, _ in gpu_events(nodes, dp) if kind in _BY_KIND}
     for cause in Cause:
         if cause in reported:
             return cause
-    slow = dp in state.detector.slowdowns and not state.detector.stages.get(dp)
-    return Cause.COMMUNICATION if slow and dp in state.detector.paced else Cause.UNKNOWN
+    slow = dp in detector.slowdowns and not detector.stages.get(dp)
+    return Cause.COMMUNICATION if slow and dp in detector.paced else Cause.UNKNOWN
 
 
-def gpu_events(state: JobState, dp: int) -> list[tuple[Rank, str, str]]:
+def gpu_events(nodes: JobNodes, dp: int) -> list[tuple[Rank, str, str]]:
     """List the events that are active on a pipeline's GPUs.
 
     Many healthy GPUs are at their power limit. That counts only where the same stage of no other pipeline is at its
     own.
 
     Args:
-        state: of the job.
+        nodes: of the job.
         dp: data-parallel rank of the pipeline.
 
     Returns:
@@ -71,7 +73,7 @@ def gpu_events(state: JobState, dp: int) -> list[tuple[Rank, str, str]]:
     """
     active = [
         (rank, kind, node.name)
-        for node in state.nodes.values()
+        for node in nodes.values()
         for gpu, kind in sorted(node.gpu_events)
         for rank in node.ranks.values()
         if rank.gpu_uuid == gpu
@@ -85,7 +87,7 @@ def gpu_events(state: JobState, dp: int) -> list[tuple[Rank, str, str]]:
     ]
 
 
-def slowest_stage(state: JobState, dp: int) -> int | None:
+def slowest_stage(detector: StragglerDetector, dp: int) -> int | None:
     """Return the stage of a pipeline with the largest slowdown; None: telemetry singles out no stage."""
-    slowdowns = state.detector.stages.get(dp)
+    slowdowns = detector.stages.get(dp)
     return max(slowdowns, key=slowdowns.__getitem__) if slowdowns else None

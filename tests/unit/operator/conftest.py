@@ -5,37 +5,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 
 from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.controller import family as family_module
 from perseus_operator.controller.epochs import Epochs
+from perseus_operator.controller.families import FAMILIES
+from perseus_operator.controller.family import Family, Surroundings
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.shards import Replica
 from perseus_operator.controller.status_writer import StatusWriter
+from perseus_operator.controller.training_family import TrainingFamily
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.canary import JudgeCanary
 from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
+from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.job import Job as PerseusJob
+from perseus_operator.planning.job_nodes import JobNodes
+from perseus_operator.planning.member import Member
 from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
+from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select, next_actions
 from perseus_operator.planning.node_plans import StoredPlans
 from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.planner import Decision, decide
+from perseus_operator.planning.planner import TrainingDecision, decide
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.reporting.report import JobReport
 from perseus_operator.settings import Settings
 
+Made = TypeVar("Made", bound=Decision)
 LIMITS = Limits(lease_ttl_s=30.0)
 EPOCH = 5
 
@@ -84,13 +95,39 @@ def operator_of(kube: Any, **services: Any) -> Operator:
     return Operator(Settings(insecure=True), kube, cast(Any, SimpleNamespace(**shared)), replica)
 
 
+def with_nodes(made: Made, nodes: JobNodes, now_s: float) -> Made:
+    """A decision with what the nodes need for it among its actions."""
+    needed = list(next_actions(nodes, made.intent, now_s=now_s)) if made.intent else []
+    actions = (action for action, _ in needed if action is not None)
+    wake_at_s = min([made.wake_at_s, *(wake_at_s for _, wake_at_s in needed)])
+    return replace(made, actions=(*made.actions, *actions), wake_at_s=wake_at_s)
+
+
+def family_of(state: Training, services: Services, around: Surroundings | None = None) -> Family:
+    """The family of a job in the making."""
+    nobody: Any = None
+    around = around or Surroundings(state.job, services, nobody, nobody, nobody)
+    spec = state.spec
+    family = next(kind for kind in FAMILIES if spec is None or kind.serves(spec)).make(around)
+    if isinstance(family, TrainingFamily):
+        family.training = state
+        for part in (family._calibrator, family._profiler, family._observer, family._inputs, family._frontier):
+            part._training = state
+    return family
+
+
+def member_of(state: Training, now: Now, *, settled: bool = True) -> Member | None:
+    """The job as a member of a budget."""
+    return family_module.member_of(state.job, family_of(state, cast(Services, None)), now, settled=settled)
+
+
 class Job:
     """A job state, driven like its runner drives it, with agents that obey."""
 
     def __init__(self, **changes: Any) -> None:
         self.now_s = 100.0
         self.wall_s = 1_900_000_000.0
-        self.state = JobState(JobRef("ns", "job", "uid"), generation=1)
+        self.state = Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
         self.state.spec_accepted(spec_of(**changes))
 
     @property
@@ -98,13 +135,15 @@ class Job:
         assert self.state.spec is not None
         return self.state.spec
 
-    def decide(self) -> Decision:
-        return decide(self.state, Now(self.now_s, self.wall_s), LIMITS)
+    def decide(self) -> TrainingDecision:
+        """What the family decides, and what the nodes need for it."""
+        made = decide(self.state, Now(self.now_s, self.wall_s), LIMITS)
+        return with_nodes(made, self.state.nodes, self.now_s)
 
     def solve(self) -> None:
         self.state.profile_accepted("csv", None)
         self.state.inputs.read_ended(at_s=self.now_s)
-        self.state.frontier = frontier_of(self.spec)
+        self.state.solve.frontier = frontier_of(self.spec)
 
     def start_pods(self) -> None:
         """One node and one pod per pipeline."""
@@ -121,7 +160,7 @@ class Job:
     def nodes(self) -> list[Node]:
         return [self.state.nodes[name] for name in sorted(self.state.nodes)]
 
-    def act(self) -> Decision:
+    def act(self) -> TrainingDecision:
         """Decide once and let every agent do what it is asked."""
         made = self.decide()
         if made.adopt:
@@ -133,7 +172,7 @@ class Job:
                 self.state.inputs.read_ended(at_s=self.now_s)
                 continue
             if isinstance(action, BeginComparison | ResumePlan | EndComparison):
-                self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)
+                self.state.comparisons.decided(action, iteration=self.state.nodes.furthest_iteration)
                 continue
             if isinstance(action, JudgeCanary):
                 self.state.canary_judged(action.verdict)
@@ -156,7 +195,7 @@ class Job:
             elif isinstance(action, Release):
                 node.lease_lost()
                 if not node.pods:
-                    self.state.node_forgotten(node)
+                    self.state.nodes.forget(node)
             elif isinstance(action, Push):
                 noted = node.plans.stored_beside if action.beside else node.plans.stored
                 noted(StoredPlans(action.plans, action.plans, action.stages))
@@ -166,7 +205,7 @@ class Job:
                 node.plans.selection_accepted(points, plan_id=node.plans.plan_id, from_iteration=first)
         return made
 
-    def settle(self) -> Decision:
+    def settle(self) -> TrainingDecision:
         """Act until there is nothing more to do but solves; what is wanted must be reached in a few steps."""
         for _ in range(8):
             made = self.act()
@@ -174,7 +213,7 @@ class Job:
                 return made
         raise AssertionError(f"still acting: {made.actions}")
 
-    def run(self) -> Decision:
+    def run(self) -> TrainingDecision:
         """From nothing to a plan in force."""
         self.solve()
         self.start_pods()
@@ -243,7 +282,8 @@ class Desk:
             monotonic_s=lambda: self.job.now_s,
             epochs=epochs_of(EPOCH, self.leases),
         )
-        self.reporter = StatusWriter(self.job.state.ref, cast(Services, services), self.spawned.append)
+        self.services = cast(Services, services)
+        self.reporter = StatusWriter(self.job.state.ref, self.services, self.spawned.append)
         self.reporter.restore({}, {}, "0")
 
     @property
@@ -263,14 +303,17 @@ class Desk:
             raise KubeUnavailable("timed out")
         return str(len(self.versions) - 1)
 
-    async def report(self, made: Decision | None = None) -> float:
+    async def report(self, made: TrainingDecision | None = None) -> float:
         """Report a decision, or one more, and write the status; seconds until the next report is due."""
         made = made or self.job.act()
-        now, baseline = Now(self.job.now_s, self.job.wall_s), self.job.state.baseline_measured()
-        wait_s = self.reporter.report(self.job.state, made, now, new_baseline=baseline)
+        wait_s = self.reporter.report(self.job.state.job, self.described(made), Now(self.job.now_s, self.job.wall_s))
         while self.spawned:
             await self.spawned.pop()
         return wait_s
+
+    def described(self, made: TrainingDecision) -> JobReport:
+        """What the job's family reports."""
+        return family_of(self.job.state, self.services).report(made)
 
     async def _write_status(self, ref: JobRef, status: dict[str, Any]) -> str:
         self.written.append(status)

@@ -21,7 +21,7 @@ from perseus_operator.planning.iterations import KEPT, JobIteration, Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.objective import Grain
 from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.reporting import status
+from perseus_operator.reporting import document, status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.events import condition_events
 
@@ -183,12 +183,12 @@ def test_an_edited_objective_starts_with_a_new_guard(make_job: Any) -> None:
 def test_it_comes_and_goes_as_events(make_job: Any) -> None:
     job = settled(make_job)
     kept = conditions_of(job.state, job.decide())
-    stored = status.document(kept, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
+    stored = document.document(kept, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
     job.train_on(1, CONFIRM, 1.06)
     broken = conditions_of(job.state, job.decide())
     (went,) = [e for e in condition_events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
     assert went.kind == "Warning"
-    stored = status.document(broken, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
+    stored = document.document(broken, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
     (came,) = [e for e in condition_events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
     assert came.kind == "Normal"
     assert Reason.BOUND_KEPT not in {e.reason for e in condition_events({}, kept)}
@@ -199,7 +199,7 @@ def test_it_comes_and_goes_as_events(make_job: Any) -> None:
 
 def restarted(job: Any, make_job: Any, *, after_s: float) -> Any:
     """Another operator, which has the status and nothing else; its monotonic clock is another one."""
-    stored = status.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
+    stored = document.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
     heir = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
     heir.now_s, heir.wall_s = 7.0, job.wall_s + after_s
     restore_from_status(heir.state, stored, now_s=heir.now_s, wall_s=heir.wall_s)
@@ -280,7 +280,7 @@ def test_a_new_attempt_of_the_training_counts_its_iterations_from_its_own_start(
 def mixed(job: Any, grains: str) -> None:
     """The job's frontier is rehearsed: i, s, t, n for a clock for each instruction, segment, stage, or none."""
     named = {"i": Grain.INSTRUCTION, "s": Grain.SEGMENT, "t": Grain.STAGE, "n": Grain.NONE}
-    job.state.frontier = replace(job.state.frontier, grains=tuple(named[letter] for letter in grains))
+    job.state.solve.frontier = replace(job.state.frontier, grains=tuple(named[letter] for letter in grains))
 
 
 def test_coarser_plans_are_tried_before_the_fastest_and_default_clocks(make_job: Any) -> None:
@@ -364,8 +364,8 @@ def test_the_cause_is_in_the_evidence_of_the_iterations(
     make_job: Any, evidence: Evidence | None, cause: Cause, says: str
 ) -> None:
     job = settled(make_job)
-    job.state.hardware_adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=Basis.MEASURED))
-    job.state.frontier = replace(job.state.frontier, hardware="{}")
+    job.state.hardware.adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=Basis.MEASURED))
+    job.state.solve.frontier = replace(job.state.frontier, hardware="{}")
     for iteration in range(1, 1 + CONFIRM):
         job.train(iteration, (1.06, 1.06), evidence=evidence)
         job.act()

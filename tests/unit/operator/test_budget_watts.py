@@ -92,7 +92,7 @@ async def test_over_a_day_the_shares_follow_the_timetable_in_steps(site: Site) -
     for _ in range(24 * 60):
         await site.tick(60.0)
         watts = site.written["watts"]
-        assert sum(job.state.share.watts for job in site.jobs.values()) <= watts + 1e-6
+        assert sum(job.state.job.share.watts for job in site.jobs.values()) <= watts + 1e-6
         shared.append(watts)
         hour = (begin + timedelta(seconds=site.now_s)).hour
         if hour in (8, 12, 18):
@@ -132,7 +132,7 @@ async def live_through(site: Site, watts_of: Callable[[int], int], *, step: int)
         for _ in range(30):
             await site.tick(60.0)
             watts = site.written["watts"]
-            assert sum(job.state.share.watts for job in site.jobs.values()) <= watts + 1e-6
+            assert sum(job.state.job.share.watts for job in site.jobs.values()) <= watts + 1e-6
             assert not before or abs(watts - before) <= 60 * step + 1
             before = watts
             drawn_w = sum(site.drawn_w(name) for name in site.jobs)
@@ -177,20 +177,20 @@ async def test_a_ramp_goes_on_where_an_operator_before_has_left_it(site: Site) -
 async def test_namespaces_are_chosen_by_their_labels(site: Site) -> None:
     job = site.job("a")
     site.budget(round(0.9 * site.drawn_w("a")), namespaceSelector={"matchLabels": {"hall": "b"}})
-    assert job.state.share is not None
-    assert job.state.share.watts is None, "while the labels are not known the job waits"
+    assert job.state.job.share is not None
+    assert job.state.job.share.watts is None, "while the labels are not known the job waits"
     site.api.error = KubeUnavailable("gone")
     await site.tick()
-    assert job.state.share.watts is None
+    assert job.state.job.share.watts is None
     site.api.error, site.api.labels["ns"] = None, {"hall": "a"}
     await site.tick()
-    assert job.state.share is None
+    assert job.state.job.share is None
     site.api.labels["ns"] = {"hall": "b"}
     await site.tick(30.0)
-    assert job.state.share.watts is not None
+    assert job.state.job.share.watts is not None
     site.api.error = KubeUnavailable("gone")
     await site.tick(60.0)
-    assert job.state.share.watts is not None, "unknown is not empty"
+    assert job.state.job.share.watts is not None, "unknown is not empty"
 
 
 @pytest.mark.parametrize("moment", ["6:00", "24:00", "Mo 06:00", "Mon", "06:00 Mon", ""])

@@ -22,8 +22,9 @@ from perseus_operator.objects import ConfigMap, JobRef
 from perseus_operator.planning.frontier_inputs import Calibrate, Solve, inputs_digest
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.objective import Target, target_of
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.status import figures
 from perseus_operator.solving import calibration, frontier
@@ -224,8 +225,8 @@ class Cluster(StoredObjects):
         return json.dumps(self.answer).encode() if self.answer else calibration.calibrate_in_process(request)
 
 
-def learner_of(cluster: Any, plain: frontier.SolvedFrontier) -> tuple[Calibrator, JobState]:
-    state = JobState(JobRef("ns", "job", "uid"))
+def learner_of(cluster: Any, plain: frontier.SolvedFrontier) -> tuple[Calibrator, Training]:
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
     learner = Calibrator(state, cluster)
     truth = Truth(plain)
     for k in range(1, 41):
@@ -240,14 +241,14 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     await learner.calibrate(INPUTS, PROFILE)
     assert state.calibration.digest_in_use
     assert (set(cluster.profiles), cluster.config_maps) == ({"profile"}, {}), "not in the user's object"
-    shared, alike = Cluster(), JobState(JobRef("team-b", "job", "uid-3"))
+    shared, alike = Cluster(), Training(PerseusJob(JobRef("team-b", "job", "uid-3")))
     reader = Calibrator(alike, cast(Any, shared))
     reader._record = learner._record
     await reader.calibrate(INPUTS, PROFILE)
     assert alike.calibration.digest_in_use
     assert not shared.profiles, "a profile of another namespace is read, and never written"
 
-    following = JobState(JobRef("ns", "next", "uid-2"))
+    following = Training(PerseusJob(JobRef("ns", "next", "uid-2")))
     heir = Calibrator(following, cluster)
     await heir.restore(PROFILE, INPUTS)
     assert (heir.calibration, following.calibration.digest_in_use) == (
@@ -255,7 +256,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
         state.calibration.digest_in_use,
     )
 
-    stranger = Calibrator(JobState(JobRef("ns", "other", "uid-3")), cluster)
+    stranger = Calibrator(Training(PerseusJob(JobRef("ns", "other", "uid-3"))), cluster)
     await stranger.restore(PROFILE, replace(INPUTS, microbatches=5))
     assert stranger.calibration == "", "another pipeline has other delays"
 
@@ -263,7 +264,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     (key,) = kept
     wrong = {"calibrations": {key: kept[key].replace('"stages": 2', '"stages": 0')}}
     cluster.profiles["profile"] = stored_object("profile", {}, wrong)
-    damaged = JobState(JobRef("ns", "late", "uid-4"))
+    damaged = Training(PerseusJob(JobRef("ns", "late", "uid-4")))
     await Calibrator(damaged, cluster).restore(PROFILE, INPUTS)
     assert damaged.calibration.fault is not None
     assert damaged.calibration.fault.reason is Reason.CALIBRATION_INVALID

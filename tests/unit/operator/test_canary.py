@@ -15,7 +15,7 @@ from perseus_operator.planning.canary import Canary, Phase, canary_from_status
 from perseus_operator.planning.canary_planner import ATTEMPTS, ITERATIONS, PAUSE
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.power_allocation import Share
-from perseus_operator.reporting import status
+from perseus_operator.reporting import document, status
 from perseus_operator.reporting.conditions import conditions_of
 
 SLOW = {"type": "MaxSlowdown", "maxSlowdown": "23%"}
@@ -163,7 +163,7 @@ def test_an_edit_of_the_objective_tries_again(make_job: Any) -> None:
 def test_it_waits_while_a_pipeline_is_a_straggler(make_job: Any) -> None:
     run = Run(make_job)
     run.train(5)
-    run.job.state.detector.slowdowns = {1: 1.4}
+    run.job.state.stragglers.detector.slowdowns = {1: 1.4}
     run.job.settle()
     made = run.job.decide()
     assert made.waiting is not None
@@ -175,7 +175,7 @@ def test_a_budget_that_limits_the_job_does_not_wait_for_a_canary(make_job: Any) 
     """At default clocks the other pipelines would draw more than the share."""
     run = Run(make_job)
     run.train(3)
-    run.job.state.share_granted(Share("hall", 1_300.0))
+    run.job.state.job.share_granted(Share("hall", 1_300.0))
     run.job.settle()
     assert run.reason() == (True, Reason.LIMITED_BY_BUDGET)
 
@@ -200,7 +200,7 @@ def test_a_job_of_one_pipeline_is_compared_with_its_baseline(make_job: Any) -> N
 def test_a_restarted_operator_does_not_try_again_what_was_judged(make_job: Any) -> None:
     run = Run(make_job)
     run.train(3 + ITERATIONS + 2)
-    shown = status.document([], status.figures(run.job.state, run.job.decide()), {}, generation=1, wall_s=0.0)
+    shown = document.document([], status.figures(run.job.state, run.job.decide()), {}, generation=1, wall_s=0.0)
     assert canary_from_status(shown["canary"]).phase is Phase.PASSED
     assert canary_from_status(None) == canary_from_status({"phase": "Later"}) == Canary()
 

@@ -69,7 +69,7 @@ def test_the_status_counts_the_changes_of_the_plan_in_force(make_job: Any) -> No
     made = job.run()
     assert job.state.frontier is not None
     assert figures(job.state, made).plan.clock_changes is None  # type: ignore[union-attr]
-    job.state.frontier = replace(job.state.frontier, clock_changes=tuple(range(40, 51)))
+    job.state.solve.frontier = replace(job.state.frontier, clock_changes=tuple(range(40, 51)))
     shown = figures(job.state, made).plan
     assert shown is not None
     assert shown.clock_changes == 40 + shown.point

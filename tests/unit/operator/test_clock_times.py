@@ -31,7 +31,7 @@ from perseus_operator.planning.hardware import (
 )
 from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.reporting import status
+from perseus_operator.reporting import document, status
 from perseus_proto import planset
 
 QUICK, SLOW = 900, 1410
@@ -77,7 +77,7 @@ def test_changes_of_all_gpus_to_a_clock_count_together(job: Any) -> None:
     job.run()
     few = Transition(0, SLOW, 1, 60_000, 60_000)
     describe(job, measured=latency(20_000, 100_000, transitions=(few,)))
-    assert len(job.state.ranks) == 4
+    assert len(job.state.nodes.ranks) == 4
     assert learn(job).clocks == ()
     describe(job, measured=latency(20_000, 100_000, transitions=(few, replace(few, from_mhz=QUICK))))
     assert [one.mhz for one in learn(job).clocks] == [SLOW]
@@ -278,7 +278,7 @@ def test_a_restarted_operator_does_not_solve_again_for_clocks_that_it_knew(job: 
     assert learn(job).clocks
     rehearsed(job)
     job.settle()
-    stored = status.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
+    stored = document.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
     heir = make_job()
     restore_from_status(heir.state, stored, now_s=0.0, wall_s=0.0)
     heir.run()
@@ -291,5 +291,5 @@ def test_a_restarted_operator_does_not_solve_again_for_clocks_that_it_knew(job: 
 def test_other_latencies_of_a_clock_are_written_at_once() -> None:
     hardware = Hardware(A100, 20_000, 60_000, 4_500, source="measured", clocks=(ClockTimes(SLOW, 30_000, 60_000),))
     slower = replace(hardware, clocks=(ClockTimes(SLOW, 50_000, 60_000),))
-    written = [status.essence({"hardware": dump(hardware_to_status(each, 0))}) for each in (hardware, slower)]
+    written = [document.essence({"hardware": dump(hardware_to_status(each, 0))}) for each in (hardware, slower)]
     assert written[0] != written[1]

@@ -13,6 +13,7 @@ from tests.unit.operator.conftest import LIMITS, Job, epochs_of, spec_of
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.pace import Pace
+from perseus_operator.controller.training_family import TrainingFamily
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.node_actions import Push, Select
 from perseus_operator.planning.node_plans import StoredPlans
@@ -29,18 +30,18 @@ def refined(job: Job) -> Job:
 
 
 def refine(job: Job) -> None:
-    job.state.solve_started("first", "basis")
+    job.state.solve.started("first", "basis")
     job.run()
-    job.state.frontier_basis = "basis"
-    job.state.solve_ended()
+    job.state.solve.basis = "basis"
+    job.state.solve.ended()
     offer(job, REFINED)
 
 
 def offer(job: Job, digest: str, basis: str = "basis") -> None:
     assert job.state.frontier is not None
-    job.state.solve_started(digest, basis)
+    job.state.solve.started(digest, basis)
     job.state.solve_succeeded(replace(job.state.frontier, digest=digest), None)  # type: ignore[arg-type]
-    job.state.solve_ended()
+    job.state.solve.ended()
 
 
 def store(job: Job, node: str) -> None:
@@ -126,12 +127,12 @@ def test_an_agent_that_does_not_answer_holds_up_no_frontier(refined: Job) -> Non
 def test_another_profile_does_not_wait(refined: Job) -> None:
     offer(refined, "other", basis="another basis")
     assert refined.state.frontier is not None
-    assert (refined.state.frontier.digest, refined.state.coming) == ("other", None)
+    assert (refined.state.frontier.digest, refined.state.solve.coming) == ("other", None)
 
 
 def test_a_frontier_is_in_force_at_once_where_no_plan_is_followed(job: Job) -> None:
     job.solve()
-    job.state.frontier_basis = "basis"
+    job.state.solve.basis = "basis"
     offer(job, REFINED)
     assert job.state.frontier is not None
     assert job.state.frontier.digest == REFINED
@@ -162,7 +163,8 @@ async def test_no_status_claims_of_a_new_frontier_that_its_plan_is_applied_befor
         wall_s=lambda: job.wall_s,
     )
     runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
-    job.state = runner.state
+    assert isinstance(runner.family, TrainingFamily)
+    job.state = runner.family.training
     job.state.spec_accepted(spec_of())
     refine(job)
     for node in job.nodes:

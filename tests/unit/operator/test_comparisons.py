@@ -27,8 +27,8 @@ from perseus_operator.planning.comparisons import (
 from perseus_operator.planning.iterations import Measured, Report
 from perseus_operator.planning.lease_clock import RestingClock
 from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.state import JobState
-from perseus_operator.reporting import status
+from perseus_operator.planning.training import Training
+from perseus_operator.reporting import document, status
 
 EVERY, ITERATIONS = 40, 3
 SETTINGS = {"everyIterations": EVERY, "iterations": ITERATIONS}
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        state: JobState = self.job.state
+        state: Training = self.job.state
         return state.comparisons.pairs
 
 
@@ -156,7 +156,7 @@ def test_what_was_compared_survives_a_restart(make_job: Any) -> None:
     run = Run(make_job, steady)
     run.train_until(lambda: len(run.pairs) == 2)
     made = run.job.decide()
-    stored = status.document([], status.figures(run.job.state, made), {}, generation=1, wall_s=0.0)
+    stored = document.document([], status.figures(run.job.state, made), {}, generation=1, wall_s=0.0)
     back = comparisons_from_status(stored["comparison"])
     assert (back.pairs, back.reference, back.last) == (
         tuple(Pair(round(p.saved, 6), round(p.slowdown, 6)) for p in run.pairs),
@@ -197,7 +197,7 @@ def test_where_it_is_not_wanted_nothing_is_interrupted(make_job: Any, changes: d
 
 def test_a_budget_is_never_exceeded_to_measure_what_is_saved(make_job: Any) -> None:
     run = Run(make_job, steady)
-    run.job.state.share_granted(Share("hall", 10_000.0))
+    run.job.state.job.share_granted(Share("hall", 10_000.0))
     run.train(3 * EVERY)
     assert all(run.planned)
     assert {node.resting for node in run.job.nodes} != {RestingClock()}
@@ -206,7 +206,7 @@ def test_a_budget_is_never_exceeded_to_measure_what_is_saved(make_job: Any) -> N
 def test_a_straggler_ends_a_comparison_at_once(make_job: Any) -> None:
     run = Run(make_job, steady)
     run.train_until(lambda: run.job.state.comparisons.interrupting)
-    run.job.state.detector.slowdowns = {1: 1.3}
+    run.job.state.stragglers.detector.slowdowns = {1: 1.3}
     run.job.settle()
     assert not run.job.state.comparisons.running
     assert all(point is not None for node in run.job.nodes for point in node.plans.selected.values())
@@ -249,7 +249,7 @@ def reshaped(make_job: Any, **changes: Any) -> Run:
     """A job with a baseline and a plan whose number of pipelines is edited to three and back while it trains."""
     run = Run(make_job, steady, baselineIterations=3, **changes)
     run.train_until(lambda: run.job.state.baseline is not None and run.planned[-1])
-    stated = run.job.state.stated_spec
+    stated = run.job.state.job.stated_spec
     for pipelines in (3, 2):
         run.job.state.spec_accepted(replace(stated, pipeline=replace(stated.pipeline, data_parallel=pipelines)))
         run.job.settle()
@@ -285,7 +285,7 @@ def test_a_job_without_energy_counters_gets_its_baseline_again_too(make_job: Any
 
 def test_no_budget_is_exceeded_to_measure_the_baseline_again(make_job: Any) -> None:
     run = reshaped(make_job)
-    run.job.state.share_granted(Share("hall", 10_000.0))
+    run.job.state.job.share_granted(Share("hall", 10_000.0))
     first = len(run.planned)
     run.train(EVERY)
     assert run.job.state.baseline is None
@@ -295,7 +295,7 @@ def test_no_budget_is_exceeded_to_measure_the_baseline_again(make_job: Any) -> N
 def test_what_was_compared_in_another_shape_says_nothing_of_this_one(make_job: Any) -> None:
     run = Run(make_job, steady)
     run.train_until(lambda: len(run.pairs) == 2)
-    stated = run.job.state.stated_spec
+    stated = run.job.state.job.stated_spec
     run.job.state.spec_accepted(replace(stated, pipeline=replace(stated.pipeline, data_parallel=3)))
     assert run.pairs == ()
     assert run.job.state.without_plan is None

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.comparisons import Comparisons
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.power_budget import decision_from_status
 from perseus_operator.planning.power_draw import member_from_status
 from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 
 FIGURES = {"iterationTimeMicroseconds": 1_000_000, "energyMillijoules": 5_000_000, "iterations": 9}
 STORED: dict[str, Any] = {
@@ -121,13 +122,15 @@ def of_a_later_release(draw: st.DrawFn, stored: dict[str, Any]) -> dict[str, Any
     return later
 
 
-def restored(status: dict[str, Any]) -> JobState:
-    state = JobState(JobRef("ns", "job", "uid"), generation=1)
-    restore_from_status(state, json.loads(json.dumps(status)), now_s=0.0, wall_s=1_893_456_000.0)
+def restored(status: dict[str, Any]) -> Training:
+    state = Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
+    stored = json.loads(json.dumps(status))
+    restore_from_status(state, stored, now_s=0.0, wall_s=1_893_456_000.0)
+    state.job.end.restored(stored)
     return state
 
 
-def parts_of(state: JobState) -> dict[str, Any]:
+def parts_of(state: Training) -> dict[str, Any]:
     return {
         "baseline": state.baseline,
         "comparison": state.comparisons,
@@ -135,11 +138,11 @@ def parts_of(state: JobState) -> dict[str, Any]:
         "guard": state.guard,
         "hardware": state.hardware.in_use,
         "shape": state.shape,
-        "conditions": state.end.finished_at_s,
+        "conditions": state.job.end.finished_at_s,
     }
 
 
-KNOWN, NEW = parts_of(restored(STORED)), parts_of(JobState(JobRef("ns", "job", "uid"), generation=1))
+KNOWN, NEW = parts_of(restored(STORED)), parts_of(Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1)))
 
 
 def test_this_release_reads_every_part_of_it() -> None:

@@ -113,6 +113,6 @@ async def test_a_job_goes_on_under_the_raised_epoch_or_tries_again(answers: bool
     node = job.nodes[0]
     await session_of(job, services).command(node, Acquire(node.name))
     await session_of(job, services).command(node, Acquire(node.name))
-    assert job.state.fenced is None
+    assert job.state.job.fenced is None
     assert sent == ([1, 58] if answers else [1, 1])
     assert (node.failures > 0) is not answers

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.unit.operator.conftest import with_nodes
 
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
+from perseus_operator.controller.family import Surroundings, member_of
+from perseus_operator.controller.fixed_clock_family import FixedClockFamily
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
-from perseus_operator.planning.frontier_inputs import Limits
+from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.gpu import Gpu
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu, RestingClock
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, Release, Renew
-from perseus_operator.planning.planner import Decision, decide
-from perseus_operator.planning.power_budget import member_of
-from perseus_operator.planning.state import JobState
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.reporting import status
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting import document
 
-LIMITS, TTL_S, BOARD_W = Limits(), 15.0, 700.0
+TTL_S, BOARD_W = 15.0, 700.0
 FIXED = {"objective": {"type": "FixedClock", "clockMegahertz": 900}}
 
 
@@ -31,8 +31,10 @@ class Job:
 
     def __init__(self, **changes: Any) -> None:
         self.now_s = 100.0
-        self.state = JobState(JobRef("ns", "job", "uid"), generation=1)
-        self.state.spec_accepted(parse_spec({**FIXED, **changes}))
+        self.state = PerseusJob(JobRef("ns", "job", "uid"), generation=1)
+        nobody: Any = None
+        self.family = FixedClockFamily(Surroundings(self.state, nobody, nobody, nobody, nobody))
+        self.family.spec_accepted(parse_spec({**FIXED, **changes}))
         pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(2)]
         self.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
 
@@ -41,7 +43,14 @@ class Job:
         return [self.state.nodes[name] for name in sorted(self.state.nodes)]
 
     def decide(self) -> Decision:
-        return decide(self.state, Now(self.now_s, 1.9e9), LIMITS)
+        made = self.family.decide(Now(self.now_s, 1.9e9))
+        return with_nodes(made, self.state.nodes, self.now_s)
+
+    @property
+    def waiting(self) -> Explanation | None:
+        intent = self.decide().intent
+        assert intent is not None
+        return intent.waiting
 
     def acquire(self, mhz: int = 900, clock: LeaseClock | None = None) -> None:
         for node in self.nodes:
@@ -79,7 +88,7 @@ def test_another_clock_is_asked_for_at_once_and_counts_only_when_locked() -> Non
     job = Job()
     job.acquire()
     job.renew(900, 900)
-    job.state.spec_accepted(parse_spec({"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
+    job.family.spec_accepted(parse_spec({"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
     made = job.decide()
     assert {*made.actions} == {Acquire("node-0", RestingClock(600)), Acquire("node-1", RestingClock(600))}
     assert not made.applied
@@ -112,17 +121,16 @@ def test_a_pod_without_gpus_keeps_no_clock_from_being_in_force_but_a_job_without
     job.nodes[1].lease_renewed(
         started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, (LeasedGpu("", "pod-1", 0, ""),))
     )
-    made = job.decide()
-    assert not made.applied
-    assert made.waiting is not None
-    assert made.waiting.message == "The pods of the job have no GPU."
+    assert not job.decide().applied
+    assert job.waiting is not None
+    assert job.waiting.message == "The pods of the job have no GPU."
 
 
 def test_a_gpu_that_cannot_be_locked_is_named_with_its_pod_and_node() -> None:
     job = Job()
     job.acquire()
     job.renew(900, 0, fault="the driver refuses")
-    waiting = job.decide().waiting
+    waiting = job.waiting
     assert waiting is not None
     assert waiting.reason is Reason.GPU_NOT_CONTROLLABLE
     assert waiting.message == "GPU-0-0 of pod t-0 on node node-0: the driver refuses"
@@ -139,7 +147,7 @@ def test_pods_that_leave_give_their_node_back() -> None:
 def test_a_budget_counts_the_power_limits_of_the_gpus_once_they_are_known() -> None:
     job = Job()
     now = Now(job.now_s, 1.9e9)
-    before = member_of(job.state, now, settled=False)
+    before = member_of(job.state, job.family, now, settled=False)
     assert before is not None
     assert before.drawn_w is None
     job.acquire()
@@ -148,7 +156,7 @@ def test_a_budget_counts_the_power_limits_of_the_gpus_once_they_are_known() -> N
         node.gpus_described(
             {}, {}, {uuid: Gpu("NVIDIA H100 80GB HBM3", max_power_w=BOARD_W) for uuid in node.gpu_uuids}
         )
-    member = member_of(job.state, now, settled=False)
+    member = member_of(job.state, job.family, now, settled=False)
     assert member is not None
     assert member.claim is None
     assert member.drawn_w == member.held_w == 4 * BOARD_W
@@ -158,10 +166,8 @@ def test_the_doctor_asks_only_what_a_job_without_a_plan_can_answer() -> None:
     job = Job()
     job.acquire()
     job.renew(900, 900)
-    made = job.decide()
-    said = status.document(
-        conditions_of(job.state, made), status.figures(job.state, made), {}, generation=1, wall_s=1.9e9
-    )
+    report = job.family.report(job.decide())
+    said = document.document(report.conditions, report.figures, {}, generation=1, wall_s=1.9e9)
     metadata = {"namespace": "ns", "name": "job", "generation": 1}
     found = examine({"metadata": metadata, "spec": FIXED, "status": said})
     assert [(step["condition"], step["finding"]) for step in found["steps"]] == [

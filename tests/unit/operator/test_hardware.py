@@ -36,11 +36,12 @@ from perseus_operator.planning.hardware import (
 )
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import JobIteration, Measured
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.latencies import ENOUGH_CHANGES, ClockTimes
 from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.planning.state import JobState
-from perseus_operator.reporting import status
+from perseus_operator.planning.training import Training
+from perseus_operator.reporting import document, status
 from perseus_proto.latency import published_latency
 from perseus_proto.units import us_from_s
 from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
@@ -62,7 +63,7 @@ def describe(job: Any, model: str = A100, *, measured: ClockLatency | None = Non
 
 def learn(job: Any) -> Hardware | None:
     found: Hardware | None = job.decide().hardware
-    job.state.hardware_adopted(found)
+    job.state.hardware.adopted(found)
     return found
 
 
@@ -71,7 +72,7 @@ def rehearsed(job: Any) -> None:
     hardware = job.state.hardware.in_use.to_json()
     digest = inputs_digest(job.spec, "csv", hardware=hardware)
     view, points = job.state.frontier, len(job.state.frontier.times_us)
-    job.state.frontier = replace(view, digest=digest, hardware=hardware, grains=(Grain.SEGMENT,) * points)
+    job.state.solve.frontier = replace(view, digest=digest, hardware=hardware, grains=(Grain.SEGMENT,) * points)
 
 
 HARDWARE = st.builds(
@@ -154,7 +155,7 @@ def test_what_is_not_measured_is_the_published_worst_of_the_model(job: Any) -> N
 def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> None:
     """Agents whose GPU has changed clocks a few times describe the published figures, and those few transitions."""
     job.run()
-    gpus = len(job.state.ranks)
+    gpus = len(job.state.nodes.ranks)
     few = tuple(
         Transition(1410 - 15 * n, 1395 - 15 * n, 1, 40_000 + n, 80_000) for n in range(-(-ENOUGH_CHANGES // gpus))
     )
@@ -163,7 +164,7 @@ def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> 
     assert found is not None
     assert found.basis is Basis.MEASURED
     assert found.p50_us == pytest.approx(40_000, rel=0.13)
-    stored = job_latency(job.state.gpus)
+    stored = job_latency(job.state.nodes.gpus)
     assert stored is not None
     assert stored.latency.changes == gpus * len(few)
     assert latency_from_json(latency_to_json(stored)) == stored
@@ -213,7 +214,7 @@ def test_gpus_of_one_stage_on_a_node_share_its_lock_if_the_driver_has_one(make_j
     job = make_job()
     job.run()
     node = job.nodes[0]
-    together = [replace(rank, dp=0, stage=0, tp=number) for number, rank in enumerate(job.state.ranks)]
+    together = [replace(rank, dp=0, stage=0, tp=number) for number, rank in enumerate(job.state.nodes.ranks)]
     job.nodes[1].ranks = {}
     node.ranks = {rank.id: rank for rank in together}
     describe(job, measured=latency(shared_lock=True))
@@ -233,7 +234,7 @@ def test_plans_are_made_for_as_many_pipelines_as_the_job_has(make_job: Any) -> N
         job = make_job(pipeline={"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": number})
         job.run()
         describe(job, measured=latency())
-        job.state.hardware_adopted(replace(job.decide().hardware, pipelines=1))
+        job.state.hardware.adopted(replace(job.decide().hardware, pipelines=1))
         found = job.decide().hardware
         assert found is not None
         pipelines[number] = json.loads(found.to_json())["pipelines"]
@@ -244,7 +245,7 @@ def test_while_ranks_are_missing_nothing_is_concluded(job: Any) -> None:
     job.run()
     describe(job)
     known = learn(job)
-    job.state.rank_left(job.nodes[0], job.state.ranks[0])
+    job.state.rank_left(job.nodes[0], job.state.nodes.ranks[0])
     assert job.decide().hardware == known
 
 
@@ -276,7 +277,7 @@ def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_mean
     assert [solve.digest for solve in solves] == [
         inputs_digest(job.spec, "csv", hardware=job.state.hardware.in_use.to_json())
     ]
-    job.state.solve_started(solves[0].digest, solves[0].basis)
+    job.state.solve.started(solves[0].digest, solves[0].basis)
     made = job.settle()
     assert {node.name: dict(node.plans.selected) for node in job.nodes} == before
     assert made.applied
@@ -385,7 +386,7 @@ def test_a_restarted_operator_finds_its_frontier_again(job: Any, make_job: Any) 
     learn(job)
     rehearsed(job)
     job.settle()
-    stored = status.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
+    stored = document.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
     heir = make_job()
     restore_from_status(heir.state, stored, now_s=0.0, wall_s=0.0)
     heir.state.profile_accepted("csv", None)
@@ -404,7 +405,7 @@ def test_the_plan_says_its_grain_why_and_what_to_expect(make_job: Any) -> None:
     rehearsed(job)
     view = job.state.frontier
     medians = tuple(round(0.99 * time_us) for time_us in view.times_us)
-    job.state.frontier = replace(view, medians_us=medians, highest_mj=1_250_000, instruction_us=12_000)
+    job.state.solve.frontier = replace(view, medians_us=medians, highest_mj=1_250_000, instruction_us=12_000)
     made = job.settle()
     shown = status.figures(job.state, made)
     assert shown.plan is not None
@@ -430,7 +431,7 @@ def test_scatter_uses_up_nothing_of_the_allowed_slowdown(make_job: Any, scatter:
     rehearsed(job)
     view = job.state.frontier
     kept_us = tuple(round(scatter * time_us) for time_us in view.times_us)
-    job.state.frontier = replace(view, times_us=kept_us, medians_us=view.times_us, allowance=scatter - 1)
+    job.state.solve.frontier = replace(view, times_us=kept_us, medians_us=view.times_us, allowance=scatter - 1)
     made = job.settle()
     assert set(made.wanted.values()) == {2}, "1.1 s, whatever iterations scatter"
     assert made.bound_us == pytest.approx(1_100_000 * scatter)
@@ -441,9 +442,9 @@ def test_scatter_uses_up_nothing_of_the_allowed_slowdown(make_job: Any, scatter:
 def test_a_lead_that_changes_is_no_reason_to_write_at_once() -> None:
     hardware = Hardware(A100, 5_000, 14_000, 4_500)
     documents = [{"hardware": dump(hardware_to_status(hardware, lead_us))} for lead_us in (1000, 2000)]
-    assert status.essence(documents[0]) == status.essence(documents[1])
+    assert document.essence(documents[0]) == document.essence(documents[1])
     changed = {"hardware": dump(hardware_to_status(replace(hardware, p50_us=6_000), 1000))}
-    assert status.essence(changed) != status.essence(documents[0])
+    assert document.essence(changed) != document.essence(documents[0])
 
 
 def test_older_agents_leave_everything_unknown(job: Any) -> None:
@@ -472,15 +473,15 @@ def test_marks_that_most_iterations_report_are_learned(job: Any) -> None:
 
 def test_a_frontier_stays_ready_while_it_is_solved_again_for_what_was_measured() -> None:
     """Another profile makes it unready; another hardware or calibration does not."""
-    job = JobState(JobRef("default", "gpt3", "u-1"))
+    job = Training(PerseusJob(JobRef("default", "gpt3", "u-1")))
     view = FrontierView("d", (100,), (100,), 1, 0, 0, 0, 0, restored=False)
-    job.solve_started("d", "basis")
-    assert not job.refining
+    job.solve.started("d", "basis")
+    assert not job.solve.refining
     job.solve_succeeded(view, None)  # type: ignore[arg-type]
-    job.solve_ended()
-    assert not job.refining
-    job.solve_started("measured", "basis")
-    assert job.refining
-    job.solve_ended()
-    job.solve_started("edited", "another basis")
-    assert not job.refining
+    job.solve.ended()
+    assert not job.solve.refining
+    job.solve.started("measured", "basis")
+    assert job.solve.refining
+    job.solve.ended()
+    job.solve.started("edited", "another basis")
+    assert not job.solve.refining

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.errors import SolveFailed
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.job import Job as PerseusJob
+from perseus_operator.planning.training import Training
 from perseus_operator.solving import process
 from perseus_operator.solving.answers import most_calibration_bytes, most_frontier_bytes
 from perseus_operator.solving.calibration import (
@@ -192,7 +193,7 @@ async def test_a_bad_answer_is_a_fault_of_the_calibration_and_nothing_else() -> 
         _trusted = True
 
     Services.solver._trusted = True
-    state = JobState(JobRef("ns", "job", "uid"))
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
     learner = Calibrator(state, cast(Any, Services))
     learner._record = cast(Any, type("Record", (), {"request": lambda self, inputs: ASKED})())
     await learner.calibrate(INPUTS, None)
@@ -213,7 +214,7 @@ async def test_no_answer_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPat
         raise SolveFailed("no")
 
     monkeypatch.setattr(module, "parse_calibration_result", parse)
-    state = JobState(JobRef("ns", "job", "uid"))
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
 
     class Services:
         class solver:

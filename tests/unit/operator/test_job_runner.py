@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, operator_of, spec_of
+from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, family_of, operator_of, spec_of
 from tests.waiting import eventually
 
 from perseus_operator.__main__ import job_field
@@ -28,6 +28,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.clients.agent_messages import LeaseInfo, NodeInfo
 from perseus_operator.controller import operator as module
+from perseus_operator.controller.family import Surroundings
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
 from perseus_operator.controller.pace import Pace
@@ -80,8 +81,8 @@ async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may
         assert not runner.observe(body), edited
     body = {**body, "spec": {**spec, "mode": "Recommend"}}
     assert runner.observe(body)
-    assert runner.state.spec is not None
-    assert runner.state.spec.mode is Mode.RECOMMEND
+    assert runner.job.spec is not None
+    assert runner.job.spec.mode is Mode.RECOMMEND
 
 
 async def test_one_job_reconciles_in_a_turn_of_the_event_loop_and_namespaces_take_turns(
@@ -119,12 +120,12 @@ async def test_an_edit_that_is_refused_leaves_in_force_what_was_accepted() -> No
         "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
     }
     runner.observe({"metadata": {"generation": 1}, "spec": spec})
-    accepted = runner.state.spec
+    accepted = runner.job.spec
     assert accepted is not None
     runner.observe({"metadata": {"generation": 2}, "spec": {**spec, "points": "many"}})
-    assert runner.state.spec is accepted
-    assert runner.state.spec_fault is not None
-    assert "points" in runner.state.spec_fault.message
+    assert runner.job.spec is accepted
+    assert runner.job.spec_fault is not None
+    assert "points" in runner.job.spec_fault.message
 
 
 async def test_an_operator_that_an_agent_fences_does_nothing_more() -> None:
@@ -142,26 +143,27 @@ async def test_an_operator_that_an_agent_fences_does_nothing_more() -> None:
     job = Job()
     job.run()
     await session_of(job, services).command(job.nodes[0], Renew(job.nodes[0].name))
-    assert job.state.fenced is not None
-    assert job.state.fenced.reason is Reason.FENCED
-    job.now_s += 1000
-    assert job.decide().actions == ()
+    assert job.state.job.fenced is not None
+    assert job.state.job.fenced.reason is Reason.FENCED
+    services.looks_pace = Pace(100.0)
+    runner = runner_of(job, services, Asked())
+    runner.family = runner._trace = runner._status = cast(Any, None)
+    assert runner._reconcile() > 1000, "nothing is decided, and nothing reported"
 
 
 def session_of(job: Job, services: SimpleNamespace) -> NodeSession:
     """Commands to the agents of a job; nothing else of it is needed."""
-    rest: Any = None
-    return NodeSession(
-        job.state,
-        cast(Any, services),
-        inputs=rest,
-        frontier=rest,
-        calibrator=rest,
-        profiler=rest,
-        observer=rest,
-        wake=rest,
-        exceeds_bound=rest,
-    )
+    shared, wake = cast(Any, services), cast(Any, None)
+    return NodeSession(job.state.job, shared, family=lambda: family_of(job.state, shared), wake=wake)
+
+
+def runner_of(job: Job, services: Any, wake: Any) -> JobRunner:
+    """Serves a job in the making."""
+    runner = JobRunner(job.state.ref, services)
+    runner.job, runner._wake = job.state.job, wake
+    around = Surroundings(runner.job, services, wake, runner._spawn, runner._trace)
+    runner.family = family_of(job.state, services, around)
+    return runner
 
 
 class Asked:
@@ -186,17 +188,13 @@ class Asked:
 def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and_all_others_in_turn() -> None:
     job, wake, nothing = Job(), Asked(), SimpleNamespace(observe=lambda *_: None, observe_drift=lambda *_: None)
     job.run()
-    session = NodeSession(
-        job.state,
-        cast(Any, SimpleNamespace(metrics=Metrics())),
-        inputs=cast(Any, SimpleNamespace(request=None, profile=None)),
-        frontier=cast(Any, SimpleNamespace(solved=None)),
-        calibrator=cast(Any, SimpleNamespace(record=lambda *_: None)),
-        profiler=cast(Any, nothing),
-        observer=cast(Any, nothing),
-        wake=cast(Any, wake),
-        exceeds_bound=lambda iteration: iteration.time_us > 1_500_000,
-    )
+    services = cast(Any, SimpleNamespace(metrics=Metrics()))
+    family: Any = family_of(job.state, services)
+    family._inputs = SimpleNamespace(request=None, profile=None)
+    family._calibrator = SimpleNamespace(record=lambda *_: None)
+    family._profiler = family._observer = nothing
+    family._bound_us = 1_500_000
+    session = NodeSession(job.state.job, services, family=lambda: family, wake=cast(Any, wake))
 
     def iteration(number: int, *, time_us: int = 1_000_000, slowdown: float = 1.0) -> set[str]:
         """What all ranks report; what was asked when the last of them had."""
@@ -214,8 +212,8 @@ def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and
     assert "now" in iteration(12, time_us=1_600_000)
     assert iteration(13) == {"in turn"}
     reactions = [iteration(number, slowdown=1.3) for number in range(14, 18)]
-    assert {"now", "in turn"} in reactions
-    assert job.state.detector.slowdowns
+    assert {"now"} in reactions
+    assert job.state.stragglers.detector.slowdowns
 
 
 async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away() -> None:
@@ -280,9 +278,9 @@ async def test_after_a_renewal_the_next_one_waits_for_no_turn(answer: LeaseInfo 
         looks_pace=Pace(0.001),
         metrics=Metrics(),
     )
-    runner, node = JobRunner(JobRef("ns", "job", "uid"), services), job.nodes[0]
+    runner, node = runner_of(job, services, wake), job.nodes[0]
     node.described(answer.description if isinstance(answer, LeaseInfo) else 7)
-    runner.state, runner._nodes, runner._wake = job.state, session_of(job, services), cast(Any, wake)
+    runner._nodes = session_of(job, services)
     runner.next_reconcile_s = math.inf
     runner._start(Renew(node.name))
     await asyncio.gather(*runner._tasks)
@@ -332,8 +330,8 @@ async def test_what_waits_for_a_renewal_goes_when_it_ends_and_is_not_looked_at_b
         looks_pace=Pace(0.001),
         metrics=Metrics(),
     )
-    runner = JobRunner(job.state.ref, services)
-    runner.state, runner._nodes, runner._wake = job.state, session_of(job, services), cast(Any, wake)
+    runner = runner_of(job, services, wake)
+    runner._nodes = session_of(job, services)
     runner._status = cast(Any, SimpleNamespace(stored={}, report=lambda *_, **__: NEVER_S))
     node.described(7)
     other.command_started()  # nor has anything else to be done
@@ -377,8 +375,7 @@ async def test_a_status_write_is_followed_by_a_look_only_if_there_is_more_to_rep
         status_interval_s=5.0,
         metrics=Metrics(),
     )
-    runner = JobRunner(job.state.ref, services)
-    runner.state, runner._wake = job.state, cast(Any, wake)
+    runner = runner_of(job, services, wake)
     runner._reconcile()
     await asyncio.sleep(0)
     if meanwhile:
@@ -540,17 +537,17 @@ async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_doe
     await settle(desk)
     for edit, told_in_time in (("MinEnergy", True), ("MaxThroughput", False)):
         desk.job.now_s += 20
-        desk.job.state.generation += 1
+        desk.job.state.job.generation += 1
         desk.job.state.spec_accepted(spec_of(objective={"type": edit}))
         desk.written.clear()
         plan, now = desk.job.decide(), Now(desk.job.now_s, desk.job.wall_s)
         assert not plan.applied
-        wait_s = desk.reporter.report(desk.job.state, plan, now)
+        wait_s = desk.reporter.report(desk.job.state.job, desk.described(plan), now)
         if told_in_time:
             assert (wait_s, desk.spawned) == (pytest.approx(1.0), [])
         else:  # its agents are slow
             desk.job.now_s += wait_s
-            desk.reporter.report(desk.job.state, plan, Now(desk.job.now_s, desk.job.wall_s))
+            desk.reporter.report(desk.job.state.job, desk.described(plan), Now(desk.job.now_s, desk.job.wall_s))
             await desk.spawned.pop()
             (said,) = desk.written
             assert ("Ready", "Applying") in {(c["type"], c["reason"]) for c in said["conditions"]}
@@ -558,7 +555,7 @@ async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_doe
         desk.job.settle()
         await desk.report()
         assert len(desk.written) == 1
-        assert desk.reporter.stored["observedGeneration"] == desk.job.state.generation
+        assert desk.reporter.stored["observedGeneration"] == desk.job.state.job.generation
         assert desk.reporter.stored["conditions"][-1]["status"] == "True"
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 
 
 class Counted(dict[str, Node]):
@@ -32,18 +33,18 @@ class Counted(dict[str, Node]):
 
 @pytest.mark.parametrize("nodes", [2, 50])
 def test_a_rank_that_joins_concerns_no_other_node(nodes: int) -> None:
-    state = JobState(JobRef("ns", "job", "uid"))
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
     state.pods_observed([Pod(f"u{n}", "ns", f"p{n}", f"n{n}", "job", {}) for n in range(nodes)], {})
     for node in state.nodes.values():
         node.plans.selection_accepted({0: 7}, plan_id="", from_iteration=3)
         assert node.plans.selected == {0: 7}
     last = state.nodes[f"n{nodes - 1}"]
-    counted = state.nodes = Counted(state.nodes)
+    counted = state.nodes._nodes = Counted(state.nodes._nodes)
     state.rank_joined(last, Rank("u", "GPU-0", 0, 0, 0, 1, 0))
     assert counted.looks == 0
     assert not any(node.plans.selected for node in state.nodes.values()), "and yet all select again"
     last.plans.selection_accepted({0: 8}, plan_id="", from_iteration=4)
     state.rank_joined(last, Rank("u", "GPU-0", 0, 0, 0, 1, 0))
     assert last.plans.selected == {0: 8}, "the same process, seen again"
-    state.node_forgotten(last)
-    assert state.selections == {}
+    state.nodes.forget(last)
+    assert state.nodes._selections == {}

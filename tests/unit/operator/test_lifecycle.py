@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,17 +12,27 @@ from tests.unit.operator.conftest import Job
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
+from perseus_operator.planning.lifecycle import next_deletion
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.listing import listing
-from perseus_operator.reporting import status
+from perseus_operator.reporting import document, status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.events import condition_events
 
 
 def said(job: Any) -> dict[str, Condition]:
     return {condition.type.value: condition for condition in conditions_of(job.state, job.decide())}
+
+
+def deletion(job: Any) -> tuple[bool, float]:
+    """Whether the job is to be deleted now, and when to look again."""
+    return next_deletion(job.state.job.end, job.spec, now_s=job.now_s, wall_s=job.wall_s)
+
+
+def restore(job: Any, stored: dict[str, Any]) -> None:
+    restore_from_status(job.state, stored, now_s=0.0, wall_s=0.0)
+    job.state.job.end.restored(stored)
 
 
 def finish(job: Any) -> None:
@@ -33,14 +44,14 @@ def finish(job: Any) -> None:
 def stored_by(job: Any) -> dict[str, Any]:
     made = job.decide()
     figures, conditions = status.figures(job.state, made), conditions_of(job.state, made)
-    return status.document(conditions, figures, {}, generation=1, wall_s=job.wall_s)
+    return document.document(conditions, figures, {}, generation=1, wall_s=job.wall_s)
 
 
 def measured(make_job: Any, **changes: Any) -> Any:
     job = make_job(objective={"type": "MinEnergy"}, **changes)
     job.state.baseline = Measured(1_000_000, 8000, 5)
     job.run()
-    job.state.end.plan_measured(Measured(1_100_000, 6000, 5))
+    job.state.plan_measured(Measured(1_100_000, 6000, 5))
     return job
 
 
@@ -48,14 +59,13 @@ def measured(make_job: Any, **changes: Any) -> Any:
 def test_a_job_is_deleted_when_its_time_is_over_and_not_before(ttl_s: int, past_s: float, rest_s: float) -> None:
     job = Job(ttlSecondsAfterFinished=ttl_s)
     job.state.pods_observed((), {}, finished_at_s=job.wall_s)
-    job.state.end.deletion_asked(job.now_s + rest_s)
+    job.state.job.end.deletion_asked(job.now_s + rest_s)
     now_s, wall_s = job.now_s + past_s, job.wall_s + past_s
-    action, wake_s = next_deletion(job.state.end, job.spec, now_s=now_s, wall_s=wall_s)
-    if action is None:
+    due, wake_s = next_deletion(job.state.job.end, job.spec, now_s=now_s, wall_s=wall_s)
+    if not due:
         assert wake_s > now_s
         later_s = wake_s - now_s + 1e-3
-        found, _ = next_deletion(job.state.end, job.spec, now_s=now_s + later_s, wall_s=wall_s + later_s)
-        assert found == DeleteJob()
+        assert next_deletion(job.state.job.end, job.spec, now_s=now_s + later_s, wall_s=wall_s + later_s)[0]
     else:
         assert past_s >= ttl_s - 1e-3
         assert past_s >= rest_s - 1e-3
@@ -65,23 +75,22 @@ def test_without_a_time_to_live_nothing_is_deleted(make_job: Any) -> None:
     job = make_job()
     finish(job)
     job.now_s, job.wall_s = job.now_s + 1e9, job.wall_s + 1e9
-    assert not [action for action in job.decide().actions if isinstance(action, DeleteJob)]
+    assert deletion(job) == (False, math.inf)
     running = make_job(ttlSecondsAfterFinished=0)
     running.run()
-    assert not [action for action in running.decide().actions if isinstance(action, DeleteJob)]
+    assert deletion(running) == (False, math.inf)
 
 
 def test_a_deletion_that_did_not_come_through_is_asked_for_again(make_job: Any) -> None:
     job = make_job(ttlSecondsAfterFinished=10)
     finish(job)
-    assert job.decide().wake_at_s <= job.now_s + 10
+    assert deletion(job) == (False, job.now_s + 10)
     job.now_s, job.wall_s = job.now_s + 10, job.wall_s + 10
-    assert DeleteJob() in job.decide().actions
-    job.state.end.deletion_asked(job.now_s + 30)
-    assert DeleteJob() not in job.decide().actions
-    assert job.decide().wake_at_s <= job.now_s + 30
+    assert deletion(job)[0]
+    job.state.job.end.deletion_asked(job.now_s + 30)
+    assert deletion(job) == (False, job.now_s + 30)
     job.now_s, job.wall_s = job.now_s + 30, job.wall_s + 30
-    assert DeleteJob() in job.decide().actions
+    assert deletion(job)[0]
 
 
 def test_conditions_tell_a_job_that_runs_from_one_that_waits_and_one_that_has_finished(make_job: Any) -> None:
@@ -114,8 +123,8 @@ def test_a_finished_job_keeps_what_it_saved(make_job: Any, restarted: bool) -> N
     stored = stored_by(job)
     if restarted:
         before, job = job, make_job(objective={"type": "MinEnergy"})
-        restore_from_status(job.state, stored, now_s=0.0, wall_s=0.0)
-        assert job.state.end.finished_at_s == pytest.approx(before.state.end.finished_at_s, abs=1)
+        restore(job, stored)
+        assert job.state.job.end.finished_at_s == pytest.approx(before.state.job.end.finished_at_s, abs=1)
         assert "frontier" not in stored_by(job), "it is not read again yet"
         stored = stored_by(job)
     assert stored["savings"]["energy"] == "25.00%"
@@ -131,8 +140,8 @@ def test_a_finished_job_keeps_what_it_saved(make_job: Any, restarted: bool) -> N
 def test_an_end_at_no_time_is_no_end(make_job: Any, when: dict[str, str]) -> None:
     job = make_job()
     ended = {"type": "Finished", "status": "True", **when}
-    restore_from_status(job.state, {"conditions": [ended]}, now_s=0.0, wall_s=0.0)
-    assert job.state.end.finished_at_s is None
+    restore(job, {"conditions": [ended]})
+    assert job.state.job.end.finished_at_s is None
 
 
 def test_another_run_reports_nothing_of_the_one_before(make_job: Any) -> None:

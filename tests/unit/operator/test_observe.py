@@ -294,7 +294,7 @@ def predicted(job: Any, basis: Basis) -> None:
     """The job has a frontier that rests on this."""
     job.solve()
     job.state.observation.basis_accepted(basis, "curves of a GPU")
-    job.state.frontier = replace(job.state.frontier, highest_mj=1_000_000)
+    job.state.solve.frontier = replace(job.state.frontier, highest_mj=1_000_000)
 
 
 def train(job: Any, iterations: range) -> None:

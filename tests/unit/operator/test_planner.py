@@ -20,11 +20,11 @@ from perseus_proto.rank import RankId
 
 
 def test_nothing_accepted_means_nothing_done(job: Any) -> None:
-    job.state.spec = None
-    job.state.spec_fault = Explanation(Reason.SPEC_INVALID, "spec: is required")
+    job.state.job.spec = None
+    job.state.job.spec_fault = Explanation(Reason.SPEC_INVALID, "spec: is required")
     made = job.decide()
     assert made.actions == ()
-    assert made.waiting == job.state.spec_fault
+    assert made.waiting == job.state.job.spec_fault
 
 
 def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
@@ -32,10 +32,10 @@ def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
     job.state.inputs.read_at_s, job.state.inputs.profile_digest = job.now_s, "csv"
     digest = inputs_digest(job.spec, "csv")
     assert job.decide().actions == (Solve(digest),)
-    job.state.solving = digest
+    job.state.solve.solving = digest
     assert job.decide().actions == (), "one solve at a time"
-    job.state.solving = None
-    job.state.solve_fault = digest, Explanation(Reason.SOLVE_FAILED, "no")
+    job.state.solve.solving = None
+    job.state.solve.fault = digest, Explanation(Reason.SOLVE_FAILED, "no")
     assert job.decide().actions == (), "the same inputs fail the same way"
     job.state.inputs.profile_digest = "edited"
     assert job.decide().actions == (Solve(inputs_digest(job.spec, "edited")),)
@@ -120,11 +120,11 @@ def test_the_furthest_iteration_is_of_the_processes_that_are_there(job: Any) -> 
     first, second = job.nodes
     first.iteration_reported(Report(0, 0, 0, 8, 10, 10, None, None))
     second.iteration_reported(Report(1, 1, 0, 6, 10, 10, None, None))
-    assert job.state.furthest_iteration == 9
+    assert job.state.nodes.furthest_iteration == 9
     job.state.rank_left(first, first.ranks[0, 0, 0])
-    assert job.state.furthest_iteration == 7
+    assert job.state.nodes.furthest_iteration == 7
     job.connect_ranks(pid=2)
-    assert job.state.furthest_iteration == 0, "new processes count from their own start"
+    assert job.state.nodes.furthest_iteration == 0, "new processes count from their own start"
 
 
 def test_a_busy_node_is_left_alone_and_holds_up_nobody(job: Any) -> None:
@@ -269,25 +269,25 @@ def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: An
 )
 def test_declared_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
     job.run()
-    job.state.declarations_observed(parse_annotation(annotation), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation(annotation), now_s=job.now_s)
     assert job.settle().wanted == wanted
 
 
 def test_a_pipeline_that_the_job_does_not_have_is_no_straggler_and_the_annotation_is_invalid(job: Any) -> None:
     job.run()
-    job.state.declarations_observed(parse_annotation("9:0:1.2,1:0:1.12"), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation("9:0:1.2,1:0:1.12"), now_s=job.now_s)
     made = job.settle()
     accepted, *_ = conditions_of(job.state, made)
     assert (accepted.status, accepted.reason) == (False, Reason.ANNOTATION_INVALID)
     assert "the job has data-parallel ranks 0 to 1, not 9. That entry does not count." in accepted.message
     assert set(made.slowdowns) == {1}, "the other one counts"
-    job.state.declarations_observed(parse_annotation("1:0:1.12"), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation("1:0:1.12"), now_s=job.now_s)
     assert conditions_of(job.state, job.settle())[0].status is True
 
 
 def test_a_declared_straggler_waits_for_its_delay(job: Any) -> None:
     job.run()
-    job.state.declarations_observed(parse_annotation("1:5:1.2"), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation("1:5:1.2"), now_s=job.now_s)
     made = job.decide()
     assert made.slowdowns == {}
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
@@ -298,7 +298,7 @@ def test_a_declared_straggler_waits_for_its_delay(job: Any) -> None:
 def test_within_an_objective_that_is_slower_a_small_straggler_changes_the_straggler_only(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
     job.run()
-    job.state.declarations_observed(parse_annotation("1:0:1.1"), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation("1:0:1.1"), now_s=job.now_s)
     # Everybody may take 1.3 s; the slow one needs a plan of 1.3 / 1.1 = 1.18 s for that.
     assert job.settle().wanted == {0: 6, 1: 3}
 
@@ -415,16 +415,9 @@ def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
     assert job.act().applied
 
 
-def test_a_fenced_operator_does_nothing(job: Any) -> None:
-    job.run()
-    job.state.fenced = Explanation(Reason.FENCED, "newer")
-    job.now_s += 1000
-    assert job.decide().actions == ()
-
-
 def test_an_unreachable_node_does_not_keep_others_from_a_straggler(job: Any) -> None:
     job.run()
     job.state.nodes["node-1"].fault = Explanation(Reason.AGENT_UNAVAILABLE, "dark")
     job.state.nodes["node-1"].busy = True
-    job.state.declarations_observed(parse_annotation("1:0:1.2"), now_s=job.now_s)
+    job.state.stragglers.declarations_observed(parse_annotation("1:0:1.2"), now_s=job.now_s)
     assert job.decide().actions == (Select("node-0", ((0, 4),), 1),)

@@ -70,7 +70,7 @@ def check(job: Any, made: Decision) -> None:
         assert node.leased_pods is not None
         assert node.plans.pushed is not None
         assert node.plans.pushed.digest == frontier.digest
-        assert action.from_iteration > job.state.furthest_iteration - 1
+        assert action.from_iteration > job.state.nodes.furthest_iteration - 1
         assert dict(action.points).keys() == node.pipelines
 
 
@@ -85,7 +85,7 @@ def test_laws_hold_in_every_sequence(make_job: Any, events: list[tuple[str, Any]
             job.train(iteration, value)
             iteration += 1
         elif kind == "tell":
-            job.state.declarations_observed(parse_annotation(value), now_s=job.now_s)
+            job.state.stragglers.declarations_observed(parse_annotation(value), now_s=job.now_s)
         elif kind == "edit":
             job.state.spec_accepted(make_job(objective=value[0], mode=value[1]).spec)
             job.solve()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.operator.conftest import frontier_of
+from tests.unit.operator.conftest import frontier_of, member_of
 
 from perseus_operator.api.budget import BudgetReason, parse_budget
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
@@ -23,17 +24,17 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
+from perseus_operator.planning.plan_power import power_w, replicas_of
+from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.power_budget import (
     BudgetDecision,
     Member,
     decide_shares,
-    member_of,
     selects,
     within_budget,
 )
 from perseus_operator.planning.power_draw import draw_to_status, member_from_status
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.metrics import Metrics
@@ -79,7 +80,7 @@ class Site:
 
     def job(self, name: str, *, labels: Mapping[str, str] | None = None, running: bool = True, **changes: Any) -> Any:
         job = self.make_job(**changes)
-        job.state.ref = JobRef("ns", name, f"uid-{name}")
+        job.state.job.ref = JobRef("ns", name, f"uid-{name}")
         self.see(name, job, labels)
         if running:
             job.run()
@@ -89,9 +90,10 @@ class Site:
         self, name: str, job: Any, labels: Mapping[str, str] | None = None, *, taken_over_s: float = -math.inf
     ) -> None:
         self.jobs[name] = job
-        runner = SimpleNamespace(ref=job.state.ref, state=job.state, labels=labels or {}, taken_over_s=taken_over_s)
-        runner.grant = lambda share, state=job.state: setattr(state, "share", share)
-        runner.publish_draw = lambda draw, state=job.state: setattr(state, "draw", draw)
+        runner = SimpleNamespace(ref=job.state.ref, labels=labels or {}, taken_over_s=taken_over_s)
+        runner.member = partial(member_of, job.state)
+        runner.grant = job.state.job.share_granted
+        runner.publish_draw = job.state.job.draw_published
         self.runners.append(runner)
         self.budgets.grant_share(runner)
 
@@ -110,7 +112,7 @@ class Site:
         return {point for node in self.jobs[name].nodes for point in node.plans.selected.values()}
 
     def drawn_w(self, name: str) -> float:
-        state: JobState = self.jobs[name].state
+        state: Training = self.jobs[name].state
         assert state.frontier is not None
         assert state.spec is not None
         (point,) = self.points(name)
@@ -229,9 +231,9 @@ async def test_jobs_come_and_go(site: Site) -> None:
     await site.tick()
     assert site.points("a") == {0}
     site.budgets.deleted({"metadata": {"name": "hall", "uid": "another"}})
-    assert site.jobs["a"].state.share is not None
+    assert site.jobs["a"].state.job.share is not None
     site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
-    assert site.jobs["a"].state.share is None
+    assert site.jobs["a"].state.job.share is None
 
 
 async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(site: Site) -> None:
@@ -240,9 +242,9 @@ async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(
     site.budget(round(0.8 * full_w), matchLabels={"team": "a"}, namespaces=["ns", "other"])
     site.budget(round(1.9 * full_w), name="site", uid="v")
     await site.tick()
-    assert inside.state.share.budget == "hall"
-    assert outside.state.share.budget == "site"
-    assert site.points("out") == {0} or outside.state.share.watts >= 0.8 * full_w
+    assert inside.state.job.share.budget == "hall"
+    assert outside.state.job.share.budget == "site"
+    assert site.points("out") == {0} or outside.state.job.share.watts >= 0.8 * full_w
     elsewhere = parse_budget({"watts": 1, "selector": {"namespaces": ["other"]}})
     assert selects(elsewhere, "ns", {}, None) is False
 
@@ -301,14 +303,14 @@ async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
     site.job("b")
     site.budget(round(1.7 * site.drawn_w("b")))
     await site.tick()
-    share = site.jobs["b"].state.share
+    share = site.jobs["b"].state.job.share
     writes = len(site.api.writes)
     await site.tick()
     assert len(site.api.writes) == writes, "nothing new is not written"
     deadline = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_100_001}}
     changing.state.spec_accepted(site.make_job(objective=deadline).spec)
     await site.tick()
-    assert site.jobs["b"].state.share == share
+    assert site.jobs["b"].state.job.share == share
 
 
 # ------------------------------------------------------------------------------------------ restarts and outages
@@ -320,7 +322,7 @@ async def test_a_budget_whose_deletion_the_watch_has_missed_binds_nobody(site: S
     await site.tick()
     assert site.points("a") != {0}
     await site.budgets.restore()  # the list does not have it
-    assert job.state.share is None
+    assert job.state.job.share is None
     job.settle()
     assert site.points("a") == {0}
 
@@ -330,7 +332,7 @@ async def test_a_budget_that_is_found_to_be_gone_binds_nobody(site: Site) -> Non
     site.budget(round(0.8 * site.drawn_w("a")))
     site.api.error = KubeNotFound("hall")
     await site.tick()
-    assert job.state.share is None
+    assert job.state.job.share is None
 
 
 async def test_a_budget_that_is_made_anew_while_it_is_listed_stays(site: Site) -> None:
@@ -340,7 +342,7 @@ async def test_a_budget_that_is_made_anew_while_it_is_listed_stays(site: Site) -
     site.api.stored = [{"metadata": {"name": "hall", "uid": "u-2"}, "spec": {"watts": watts}}]
     await site.budgets.restore()
     await site.tick()
-    assert 0 < job.state.share.watts <= watts
+    assert 0 < job.state.job.share.watts <= watts
 
 
 async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
@@ -363,12 +365,12 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
     await after.tick()
     assert after.api.writes == [], "a restart is no news"
     restarted = make_job()
-    restarted.state.ref = JobRef("ns", "a", "uid-a")
+    restarted.state.job.ref = JobRef("ns", "a", "uid-a")
     after.see("a", restarted, taken_over_s=after.now_s)
-    assert restarted.state.share == Share("hall", float(shares["a"]), hold_s=3600), "from the first thought on"
+    assert restarted.state.job.share == Share("hall", float(shares["a"]), hold_s=3600), "from the first thought on"
     restarted.start_pods()
     await after.tick()
-    assert restarted.state.share.watts == shares["a"], "though its frontier is not read back yet"
+    assert restarted.state.job.share.watts == shares["a"], "though its frontier is not read back yet"
     restarted.run()
     await after.tick()
     assert after.points("a") == before["a"], "b has not been seen yet and keeps its watts"
@@ -381,7 +383,7 @@ async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
     site.budget(10)
     await site.budgets.tick(Now(1.0, 1_900_000_000.0), leads=False)
     assert site.api.writes == []
-    assert job.state.share.watts is None, "another one decides"
+    assert job.state.job.share.watts is None, "another one decides"
 
 
 async def test_a_status_that_another_writer_changed_is_written_again(site: Site) -> None:
@@ -565,7 +567,7 @@ async def test_jobs_of_two_replicas_share_as_those_of_one_do(pair: Pair, site: S
     assert pair.first.points("a") == site.points("a")
     assert pair.second.points("b") == site.points("b")
     assert pair.second.api.writes == [], "one replica writes"
-    assert pair.first.jobs["a"].state.draw is None, "its own job need not say what it draws"
+    assert pair.first.jobs["a"].state.job.draw is None, "its own job need not say what it draws"
     assert [share["name"] for share in pair.first.written["shares"]] == ["a", "b"]
 
 
@@ -584,7 +586,7 @@ async def test_no_share_rises_while_the_replica_of_one_that_is_to_fall_is_dead(p
     for _ in range(3):
         await pair.tick()
     assert pair.first.points("high") == frugal, "low still draws what it drew"
-    assert pair.first.written["shares"][1]["watts"] < low.state.share.watts, "but it is to draw less"
+    assert pair.first.written["shares"][1]["watts"] < low.state.job.share.watts, "but it is to draw less"
     pair.second_lives = True
     pair._deliver()
     for _ in range(3):
@@ -624,11 +626,11 @@ async def test_who_takes_over_keeps_the_shares(pair: Pair) -> None:
     second.budgets._others = lambda: [OtherJob("ns", "a", {}, 0, pair.status_of(pair.first.jobs["a"]))]
     await second.tick(leads=True)
     await second.tick(leads=True)
-    assert second.jobs["b"].state.share.watts == before["b"]
-    assert second.jobs["b"].state.draw is None
+    assert second.jobs["b"].state.job.share.watts == before["b"]
+    assert second.jobs["b"].state.job.draw is None
     assert sum(second.budgets._budgets["hall"].decision.allocation.shares_w.values()) <= 1.6 * full_w
     assert await pair.first.budgets.tick(Now(500.0, 1_900_000_500.0), leads=False) is None
-    assert pair.first.jobs["a"].state.draw is not None
+    assert pair.first.jobs["a"].state.job.draw is not None
     assert "perseus_budget_watts{" not in pair.first.metrics.exposition().decode(), "one replica shows it"
 
 
@@ -636,7 +638,7 @@ async def test_who_takes_over_keeps_the_shares(pair: Pair) -> None:
 async def test_a_draw_says_what_the_other_replica_must_know(make_job: Any, points: int) -> None:
     job = make_job()
     job.run()
-    job.state.frontier = frontier_of(job.spec, points)
+    job.state.solve.frontier = frontier_of(job.spec, points)
     member = member_of(job.state, Now(0, 0))
     assert member is not None
     assert member.claim is not None
@@ -667,7 +669,7 @@ async def test_a_job_that_is_fenced_alone_stops_no_budget_and_keeps_its_share(si
     site.budget(round(1.6 * full_w))
     await site.tick()
     before = {share["name"]: share["watts"] for share in site.written["shares"]}
-    site.jobs["a"].state.fenced_by(Explanation(Reason.FENCED, "a newer operator commands this job"))
+    site.jobs["a"].state.job.fenced_by(Explanation(Reason.FENCED, "a newer operator commands this job"))
     site.budget(round(1.4 * full_w))
     await site.tick(GRACE_S + 1)
     after = {share["name"]: share["watts"] for share in site.written["shares"]}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.operator.conftest import member_of
 from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 
 from perseus_operator.api.budget import parse_budget
@@ -16,7 +17,6 @@ from perseus_operator.planning.bound_guard import CONFIRM, Hold
 from perseus_operator.planning.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import Grain
-from perseus_operator.planning.power_budget import member_of
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 LIMIT_W = 700.0
@@ -36,7 +36,7 @@ def describe_gpus(job: Any, max_power_w: float | None = LIMIT_W) -> None:
 def forge_profile(job: Any, factor: int) -> None:
     """As if every instruction drew so much more."""
     frontier = job.state.frontier
-    job.state.frontier = replace(frontier, energies_mj=tuple(factor * e for e in frontier.energies_mj))
+    job.state.solve.frontier = replace(frontier, energies_mj=tuple(factor * e for e in frontier.energies_mj))
 
 
 async def settle(site: Site) -> None:
@@ -66,10 +66,10 @@ async def test_a_forged_profile_takes_no_more_than_the_gpus_that_the_job_holds_c
     describe_gpus(forger)
     await site.tick()
     await site.tick()
-    share = forger.state.share
+    share = forger.state.job.share
     assert share.watts <= share.held_w == 4 * LIMIT_W
     assert site.kept()["reason"] != "BudgetTooSmall"
-    assert victim.state.share.watts >= 2.2 * full_w - 4 * LIMIT_W - 1
+    assert victim.state.job.share.watts >= 2.2 * full_w - 4 * LIMIT_W - 1
 
 
 async def test_one_process_is_not_the_whole_job_that_a_manifest_describes(site: Site) -> None:
@@ -116,12 +116,12 @@ async def test_a_kept_share_shrinks_with_the_gpus_that_are_held(site: Site) -> N
     describe_gpus(job)
     site.budget(100_000)
     await settle(site)
-    before = job.state.share.watts
-    job.state.frontier = None  # nothing of the new profile is known
+    before = job.state.job.share.watts
+    job.state.solve.frontier = None  # nothing of the new profile is known
     for node in job.nodes:
         node.ranks.clear()
     await site.tick()
-    assert (before > 0, job.state.share.watts) == (True, 0)
+    assert (before > 0, job.state.job.share.watts) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def slowed_by_a_budget(site: Site, *, grains: str = "") -> Any:
     job = site.job("a", objective={"type": "MaxSlowdown", "maxSlowdown": "1%"})
     if grains:
         of = {"i": Grain.INSTRUCTION, "s": Grain.SEGMENT, "t": Grain.STAGE}
-        job.state.frontier = replace(job.state.frontier, grains=tuple(of[letter] for letter in grains))
+        job.state.solve.frontier = replace(job.state.frontier, grains=tuple(of[letter] for letter in grains))
     site.budget(round(0.8 * site.drawn_w("a")))
     return job
 

@@ -214,7 +214,7 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
                 told = job.state.iteration_reported(node, Report(p, stage, 0, iteration, 3_000_000, span_us, 1000, 1))
     assert told is not None
     assert not job.state.is_typical(told), "nothing is learnt from it either"
-    assert job.state.detector.slowdowns == {}
+    assert job.state.stragglers.detector.slowdowns == {}
     made = job.decide()
     assert made.slowdowns == {}
     assert made.guard == job.state.guard

@@ -26,7 +26,7 @@ from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
 from perseus_operator.planning.profiling.sweep import Recipe, Sweep
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
 
@@ -35,8 +35,8 @@ REQUEST = SolveRequest("", "1f1b", 2, 4, None, 0, 10)
 CLOCKS = (1400, 1200)
 
 
-def profiler(kube: StoredObjects, make_job: Any, **changes: Any) -> tuple[Profiler, JobState]:
-    state: JobState = make_job(**{"profile": ONLINE, **changes}).state
+def profiler(kube: StoredObjects, make_job: Any, **changes: Any) -> tuple[Profiler, Training]:
+    state: Training = make_job(**{"profile": ONLINE, **changes}).state
     services: Any = SimpleNamespace(kube=kube, monotonic_s=lambda: 100.0, namespaces=())
     return Profiler(state, services), state
 
@@ -114,7 +114,7 @@ async def test_how_long_changes_took_is_stored_with_the_profile_for_later_jobs(m
     node = Node("n", None, frozenset())
     node.rank_joined(Rank("pod", "GPU-0", 0, 0, 0, 1, 0))
     node.gpus_described({}, {}, {"GPU-0": Gpu("NVIDIA H100 80GB HBM3", "560.1", measured)})
-    state.nodes["n"] = node
+    state.nodes._nodes["n"] = node
     own.begin(sweep(*CLOCKS))
     await own.write(StoreProfile())
     assert state.profiling.profile_stored
@@ -184,7 +184,7 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
     job = make_job(profile=ONLINE)
     job.start_pods()
     job.connect_ranks()
-    state.nodes.update(job.state.nodes)
+    state.nodes._nodes.update(job.state.nodes)
     nodes = [state.nodes[name] for name in sorted(state.nodes)]
     own.begin(sweep())
 

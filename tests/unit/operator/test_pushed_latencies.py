@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
+from tests.unit.operator.conftest import family_of
 
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.controller.node_session import NodeSession
@@ -35,11 +36,12 @@ class Pushes:
             cache=SimpleNamespace(plan_set=self._plan_set),
             epochs=SimpleNamespace(of=lambda _: 1),
         )
-        parts: dict[str, Any] = dict.fromkeys(("calibrator", "observer", "wake", "exceeds_bound"))
-        parts["frontier"] = SimpleNamespace(find=self.known.get)
-        parts["inputs"] = SimpleNamespace(request=lambda: None)
-        parts["profiler"] = SimpleNamespace(plan_set=lambda *_: PLANS)
-        self.session = NodeSession(job.state, cast(Any, services), **parts)
+        shared = cast(Any, services)
+        family: Any = family_of(job.state, shared)
+        family._frontier = SimpleNamespace(find=self.known.get)
+        family._inputs = SimpleNamespace(request=lambda: None)
+        family._profiler = SimpleNamespace(plan_set=lambda *_: PLANS)
+        self.session = NodeSession(job.state.job, shared, family=lambda: family, wake=cast(Any, None))
 
     async def _plan_set(self, *_: Any) -> Any:
         return PLANS
@@ -61,7 +63,7 @@ async def test_agents_are_sent_what_the_pushed_frontier_was_rehearsed_under_for_
     """Not what is known by now: another frontier is being solved for that."""
     job.run()
     then = Hardware(A100, 20_000, 60_000, 4_500, clocks=(ClockTimes(QUICK, 8_000, 12_000), *OTHERS))
-    job.state.hardware_adopted(replace(then, clocks=(ClockTimes(QUICK, 80_000, 120_000),)))
+    job.state.hardware.adopted(replace(then, clocks=(ClockTimes(QUICK, 80_000, 120_000),)))
     pushes = Pushes(job)
     pushes.solved("first", then)
     pushes.solved("plain", replace(then, clocks=()))

@@ -40,32 +40,32 @@ def test_without_a_budget_gpus_rest_at_their_default_clocks(job: Any) -> None:
 
 
 def test_what_an_earlier_operator_asked_for_stays_until_share_and_frontier_are_known(job: Any) -> None:
-    job.state.share_granted(share(None))
+    job.state.job.share_granted(share(None))
     job.start_pods()
     acquired = [action for action in job.act().actions if isinstance(action, Acquire)]
     assert [action.resting for action in acquired] == [RestingClock(0, HOLD_S)] * 2
     job.solve()
     job.connect_ranks()
-    job.state.share_granted(share(1_200.0))
+    job.state.job.share_granted(share(1_200.0))
     assert job.settle().applied
     assert {node.resting for node in job.nodes} == {RestingClock(900, HOLD_S)}
 
 
 def test_a_share_that_moves_moves_the_clock_and_leaves_the_plan(job: Any) -> None:
-    job.state.share_granted(share(1_500.0))
+    job.state.job.share_granted(share(1_500.0))
     job.run()
-    job.state.share_granted(share(2_500.0))
+    job.state.job.share_granted(share(2_500.0))
     asked = job.act().actions
     assert [type(action) for action in asked] == [Acquire, Acquire]
     assert {node.resting for node in job.nodes} == {RestingClock(1200, HOLD_S)}
-    job.state.share_granted(None)
+    job.state.job.share_granted(None)
     job.settle()
     assert {node.resting for node in job.nodes} == {DEFAULT_CLOCKS}
 
 
 def test_the_baseline_is_measured_at_default_clocks(make_job: Any) -> None:
     job = make_job(baselineIterations=2)
-    job.state.share_granted(share(10_000.0))
+    job.state.job.share_granted(share(10_000.0))
     job.run()
     assert {node.resting for node in job.nodes} == {DEFAULT_CLOCKS}
 

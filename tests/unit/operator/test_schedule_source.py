@@ -13,7 +13,6 @@ from perseus_operator.controller.schedule_source import (
     assemble_schedule,
     check_schedule,
     collect_schedule,
-    needs_schedule_from_ranks,
     read_schedule_csv,
 )
 from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
@@ -115,14 +114,14 @@ def test_processes_must_agree_and_all_must_have_reported(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     schedule = build_schedule("1f1b", stages=2, microbatches=4)
     said = {RankId(p, s, 0): told(schedule, s) for p in range(2) for s in range(2)}
-    assert needs_schedule_from_ranks(job.state)
-    assert collect_schedule(job.state, {}) is None
-    assert collect_schedule(job.state, {place: said[place] for place in list(said)[:3]}) is None
-    assert collect_schedule(job.state, {**said, RankId(1, 1, 0): ()}) is None
-    assert collect_schedule(job.state, said) == write_schedule(schedule)
+    assert job.state.schedule_wanted
+    assert collect_schedule(job.spec.pipeline, {}) is None
+    assert collect_schedule(job.spec.pipeline, {place: said[place] for place in list(said)[:3]}) is None
+    assert collect_schedule(job.spec.pipeline, {**said, RankId(1, 1, 0): ()}) is None
+    assert collect_schedule(job.spec.pipeline, said) == write_schedule(schedule)
     other = told(build_schedule("GPipe", stages=2, microbatches=4), 1)
     with pytest.raises(InvalidSchedule, match="dp 1, stage 1, tp 0 differs from dp 0, stage 1, tp 0"):
-        collect_schedule(job.state, {**said, RankId(1, 1, 0): other})
+        collect_schedule(job.spec.pipeline, {**said, RankId(1, 1, 0): other})
 
 
 def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_another_frontier(make_job: Any) -> None:
@@ -142,7 +141,7 @@ def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_
     # Another process may run another order: it is asked anew.
     node = job.nodes[0]
     job.state.rank_joined(node, Rank("pod-0", "GPU-0-0", 0, 0, 0, 7, 0))
-    assert needs_schedule_from_ranks(job.state)
+    assert job.state.schedule_wanted
 
 
 def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:

@@ -12,7 +12,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.set_straggler import ObservedJob, StragglerRequest, set_straggler
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeUnavailable, StaleEpoch, UnknownJob
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_proto import keys
 
 EPOCH = 5
@@ -21,8 +21,8 @@ EPOCH = 5
 class Runner:
     """The keeper of a job, as far as telling needs it."""
 
-    def __init__(self, state: JobState, annotation: str = "") -> None:
-        self.ref, self.state, self.epoch = state.ref, state, EPOCH
+    def __init__(self, state: Training, annotation: str = "") -> None:
+        self.ref, self.job, self.epoch = state.ref, state.job, EPOCH
         self.observed = ObservedJob("1", annotation)
         self.status: Mapping[str, Any] = {"measured": {"iterationTimeMicroseconds": 2_000_000}}
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
 
 
 def test_an_operator_that_was_replaced_refuses(runner: Runner) -> None:
-    runner.state.fenced = Explanation(Reason.FENCED, "A newer operator commands this job")
+    runner.job.fenced = Explanation(Reason.FENCED, "A newer operator commands this job")
     with pytest.raises(StaleEpoch, match="A newer operator"):
         tell(StragglerRequest("1", 1.2, job=("ns", "job")), Api(runner))
 

@@ -12,12 +12,13 @@ from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning import training as known
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.node import Rank
 from perseus_operator.planning.planner import decide
 from perseus_operator.planning.shape import shape_from_status, shape_of_ranks, shape_to_status
-from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_proto.instruction import InstructionKind
 
@@ -29,7 +30,7 @@ class Training:
     """A job of two pods of two GPUs each, one node for each, whose agents have granted their leases."""
 
     def __init__(self, spec: dict[str, Any] | None = None) -> None:
-        self.state = JobState(JobRef("ns", "job", "uid"), generation=1)
+        self.state = known.Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
         self.state.spec_accepted(parse_spec(spec or {}))
         pods = [Pod(f"pod-{p}", "ns", f"t-{p}", f"node-{p}", "job", {}, asks_for_gpu=True) for p in range(2)]
         self.state.pods_observed(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in range(2)})
@@ -55,7 +56,7 @@ class Training:
         self.declare(own)
 
     def waiting(self) -> str:
-        found = shape_of_ranks(self.state)
+        found = shape_of_ranks(self.state.job)
         assert isinstance(found, Explanation), found
         assert found.reason is Reason.WAITING_FOR_RANKS
         return found.message
@@ -64,7 +65,7 @@ class Training:
 def test_all_places_taken_and_an_iteration_done_are_the_shape() -> None:
     job = Training()
     job.connect_all()
-    shape = shape_of_ranks(job.state)
+    shape = shape_of_ranks(job.state.job)
     assert isinstance(shape, Pipeline)
     assert (shape.schedule, shape.stages, shape.data_parallel, shape.tensor_parallel) == (
         ScheduleName.FROM_RANKS,
@@ -77,7 +78,7 @@ def test_all_places_taken_and_an_iteration_done_are_the_shape() -> None:
 def test_processes_that_mark_whole_steps_are_pipelines_of_one_stage() -> None:
     job = Training()
     job.connect_all(pipelines=4, own=STEP)
-    shape = shape_of_ranks(job.state)
+    shape = shape_of_ranks(job.state.job)
     assert isinstance(shape, Pipeline)
     assert (shape.schedule, shape.stages, shape.data_parallel) == (ScheduleName.STEPS, 1, 4)
 
@@ -96,7 +97,7 @@ def test_half_of_the_processes_are_not_taken_for_all() -> None:
     job.declare()
     assert "not each has finished an iteration" in job.waiting()
     job.state.nodes["node-1"].iteration_reported(Report(0, 1, 0, 0, 10, 10, None, None))
-    assert isinstance(shape_of_ranks(job.state), Pipeline)
+    assert isinstance(shape_of_ranks(job.state.job), Pipeline)
 
 
 def test_a_lease_that_is_to_come_may_bring_further_processes() -> None:
@@ -110,7 +111,7 @@ def test_two_processes_at_one_place_are_named() -> None:
     job = Training()
     job.connect_all()
     job.connect(1, 0, 0, pid=2)
-    found = shape_of_ranks(job.state)
+    found = shape_of_ranks(job.state.job)
     assert isinstance(found, Explanation)
     assert found.reason is Reason.RANKS_MISMATCH
 
@@ -119,7 +120,7 @@ def test_two_processes_at_one_place_are_named() -> None:
 def test_stages_that_mark_whole_steps_are_no_shape(own: Any) -> None:
     job = Training()
     job.connect_all(own=own)
-    found = shape_of_ranks(job.state)
+    found = shape_of_ranks(job.state.job)
     if own == STEP:
         assert isinstance(found, Explanation)
         assert "stages must be 1" in found.message
@@ -141,10 +142,10 @@ def test_until_the_shape_is_known_leases_are_held_and_the_conditions_say_why() -
 def test_the_shape_counts_like_one_that_the_spec_states() -> None:
     job = Training()
     job.connect_all()
-    shape = shape_of_ranks(job.state)
+    shape = shape_of_ranks(job.state.job)
     assert isinstance(shape, Pipeline)
     assert job.state.history is None
-    job.state.shape_learned(shape)
+    job.state.shape_reported(shape)
     spec = job.state.spec
     assert spec is not None
     assert spec.shape_known
@@ -161,24 +162,24 @@ def test_the_shape_counts_like_one_that_the_spec_states() -> None:
 def test_new_processes_bring_a_new_shape_and_the_same_ones_bring_none() -> None:
     job = Training()
     job.connect_all()
-    shape = shape_of_ranks(job.state)
+    shape = shape_of_ranks(job.state.job)
     assert isinstance(shape, Pipeline)
-    job.state.shape_learned(shape)
+    job.state.shape_reported(shape)
     history = job.state.history
     job.connect_all(pid=2)
     assert job.state.shape_wanted
-    again = shape_of_ranks(job.state)
+    again = shape_of_ranks(job.state.job)
     assert again == shape
-    job.state.shape_learned(shape)
+    job.state.shape_reported(shape)
     assert job.state.history is history
     for node in job.nodes:
         for rank in list(node.ranks.values()):
             job.state.rank_left(node, rank)
     job.connect_all(pipelines=4, own=STEP, pid=3)
-    other = shape_of_ranks(job.state)
+    other = shape_of_ranks(job.state.job)
     assert isinstance(other, Pipeline)
     job.state.profile_accepted("digest", None)
-    job.state.shape_learned(other)
+    job.state.shape_reported(other)
     assert job.state.spec is not None
     assert job.state.spec.pipeline.data_parallel == 4
     assert job.state.inputs.profile_digest is None, "what was measured on two stages says nothing about one"
@@ -193,12 +194,12 @@ def test_a_stated_shape_is_not_asked_for() -> None:
 def test_a_later_operator_goes_on_with_the_stored_shape() -> None:
     job = Training()
     job.connect_all()
-    shape = shape_of_ranks(job.state)
+    shape = shape_of_ranks(job.state.job)
     assert isinstance(shape, Pipeline)
     stored = dump(shape_to_status(shape))
     restored = shape_from_status(stored)
     assert restored == shape
-    later = JobState(JobRef("ns", "job", "uid"), generation=1)
+    later = known.Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
     later.restored(baseline=None, guard=None, shape=restored)
     later.spec_accepted(parse_spec({}))
     assert later.spec is not None

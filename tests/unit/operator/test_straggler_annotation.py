@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.stragglers.annotation import Declaration, declare, parse_annotation
 from perseus_operator.planning.stragglers.declared import declared_slowdowns
+from perseus_operator.planning.training import Training
 
 
 def test_the_annotation() -> None:
@@ -42,15 +43,15 @@ def test_a_wrong_annotation_is_named(text: str, rule: str) -> None:
     assert rule in str(refused.value)
 
 
-def state_of(text: str, now_s: float) -> JobState:
-    state = JobState(JobRef("ns", "job", "uid"))
-    state.declarations_observed(parse_annotation(text), now_s=now_s)
+def state_of(text: str, now_s: float) -> Training:
+    state = Training(PerseusJob(JobRef("ns", "job", "uid")))
+    state.stragglers.declarations_observed(parse_annotation(text), now_s=now_s)
     return state
 
 
 def test_declared_slowdowns_start_after_their_delay_and_end_with_slowdown_one() -> None:
     def declared(text: str, now_s: float) -> dict[int, float]:
-        stragglers = state_of(text, 10).declared_stragglers
+        stragglers = state_of(text, 10).stragglers.declared
         return declared_slowdowns(stragglers, now_s=now_s, dp_of_gpu={"GPU-a": 3}, pipelines=4)
 
     assert declared("1:5:1.2", 14.9) == {}
@@ -61,10 +62,10 @@ def test_declared_slowdowns_start_after_their_delay_and_end_with_slowdown_one() 
 
 def test_editing_one_entry_does_not_restart_the_delay_of_another() -> None:
     state = state_of("1:30:1.2", 100.0)
-    state.declarations_observed(parse_annotation("1:30:1.2,2:5:1.1"), now_s=120.0)
-    assert [straggler.from_s for straggler in state.declared_stragglers] == [130.0, 125.0]
-    state.declarations_observed(parse_annotation("1:30:1.3"), now_s=140.0)
-    assert [straggler.from_s for straggler in state.declared_stragglers] == [170.0]
+    state.stragglers.declarations_observed(parse_annotation("1:30:1.2,2:5:1.1"), now_s=120.0)
+    assert [straggler.from_s for straggler in state.stragglers.declared] == [130.0, 125.0]
+    state.stragglers.declarations_observed(parse_annotation("1:30:1.3"), now_s=140.0)
+    assert [straggler.from_s for straggler in state.stragglers.declared] == [170.0]
 
 
 def test_a_declaration_replaces_the_one_with_its_id_and_slowdown_one_removes_it() -> None:

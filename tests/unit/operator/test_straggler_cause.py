@@ -9,11 +9,12 @@ import pytest
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.training import Training
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import plan_event
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.reporting.straggler_cause import Cause, cause_of
+from perseus_operator.reporting.training_events import plan_event
 
 SLOW = (1.0, 1.2)
 
@@ -31,10 +32,14 @@ class Paces:
         return max(degrees.values())
 
 
+def cause(state: Training) -> Cause:
+    return cause_of(state.stragglers.detector, state.nodes, 1)
+
+
 def slow_job(make_job: Any, planned_times: Paces | None = None, **changes: Any) -> Any:
     job = make_job(**changes)
     job.run()
-    job.state.planned_times = planned_times
+    job.state.solve.planned_times = planned_times
     for iteration in range(4):
         job.train(iteration, SLOW)
     job.settle()
@@ -64,7 +69,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
     job = slow_job(make_job)
     for kind in kinds:
         job.nodes[1].gpu_events["GPU-1-1", kind] = "says the GPU"
-    assert cause_of(job.state, 1) is expected
+    assert cause(job.state) is expected
     assert f"Cause: {expected.value.lower()}." in said(job)
     (shown,) = status.figures(job.state, job.decide()).stragglers
     assert shown.cause == expected.value
@@ -73,7 +78,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
 def test_a_gpu_of_another_pipeline_says_nothing_of_this_one(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[0].gpu_events["GPU-0-1", "THERMAL_SLOWDOWN"] = "hot"
-    assert cause_of(job.state, 1) is Cause.UNKNOWN
+    assert cause(job.state) is Cause.UNKNOWN
     assert "timing alone" in said(job)
 
 
@@ -81,16 +86,16 @@ def test_a_power_limit_that_all_are_at_explains_nothing(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[1].gpu_events["GPU-1-1", "POWER_CAP"] = "capped"
     job.nodes[0].gpu_events["GPU-0-1", "POWER_CAP"] = "capped"
-    assert cause_of(job.state, 1) is Cause.UNKNOWN
+    assert cause(job.state) is Cause.UNKNOWN
     job.nodes[0].gpu_events.clear()
     job.nodes[0].gpu_events["GPU-0-0", "POWER_CAP"] = "another stage"
-    assert cause_of(job.state, 1) is Cause.POWER
+    assert cause(job.state) is Cause.POWER
 
 
 def test_slow_though_no_stage_computes_slowly_is_communication(make_job: Any) -> None:
-    assert cause_of(slow_job(make_job, Paces(1.0)).state, 1) is Cause.COMMUNICATION
-    assert cause_of(slow_job(make_job, Paces(1.2)).state, 1) is Cause.UNKNOWN, "a stage is slow, and nobody says why"
-    assert cause_of(slow_job(make_job, None).state, 1) is Cause.UNKNOWN, "whether a stage is slow is not known"
+    assert cause(slow_job(make_job, Paces(1.0)).state) is Cause.COMMUNICATION
+    assert cause(slow_job(make_job, Paces(1.2)).state) is Cause.UNKNOWN, "a stage is slow, and nobody says why"
+    assert cause(slow_job(make_job, None).state) is Cause.UNKNOWN, "whether a stage is slow is not known"
 
 
 # ---------------------------------------------------------------------------------------------------- thresholds
@@ -101,17 +106,17 @@ def test_thresholds_can_be_changed_while_the_job_runs(make_job: Any) -> None:
     job.run()
     for iteration in range(6):
         job.train(iteration, (1.0, 1.04))
-    assert job.state.detector.slowdowns == {}, "below 5 %"
+    assert job.state.stragglers.detector.slowdowns == {}, "below 5 %"
     lower = make_job(straggler={"slowdownThreshold": "3%", "recoveryThreshold": "1%"}).spec
     job.state.spec_accepted(lower)
     for iteration in range(6, 8):
-        assert job.state.detector.slowdowns == {}
+        assert job.state.stragglers.detector.slowdowns == {}
         job.train(iteration, (1.0, 1.04))
-    assert set(job.state.detector.slowdowns) == {1}, "two iterations under the new threshold"
+    assert set(job.state.stragglers.detector.slowdowns) == {1}, "two iterations under the new threshold"
     job.state.spec_accepted(make_job(straggler={"slowdownThreshold": "20%", "recoveryThreshold": "10%"}).spec)
     for iteration in range(8, 10):
         job.train(iteration, (1.0, 1.04))
-    assert job.state.detector.slowdowns == {}, "1.04 is recovered now"
+    assert job.state.stragglers.detector.slowdowns == {}, "1.04 is recovered now"
 
 
 def test_the_number_of_iterations_that_must_agree_too(make_job: Any) -> None:
@@ -119,10 +124,10 @@ def test_the_number_of_iterations_that_must_agree_too(make_job: Any) -> None:
     job.run()
     for iteration in range(5):
         job.train(iteration, SLOW)
-    assert job.state.detector.slowdowns == {}
+    assert job.state.stragglers.detector.slowdowns == {}
     job.state.spec_accepted(make_job(straggler={"confirmIterations": 1}).spec)
     job.train(5, SLOW)
-    assert set(job.state.detector.slowdowns) == {1}
+    assert set(job.state.stragglers.detector.slowdowns) == {1}
 
 
 # --------------------------------------------------------------------------------------------------- announcement

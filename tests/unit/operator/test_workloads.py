@@ -8,14 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.clients.pods import pod_of
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import JobRef, Owner, Pod
+from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.node import Rank
-from perseus_operator.planning.state import JobState
+from perseus_operator.planning.training import Training
 from perseus_operator.planning.workloads import (
     PRESETS,
     Selection,
@@ -297,8 +298,12 @@ def test_a_pod_that_is_being_deleted_is_none_any_more() -> None:
 # -------------------------------------------------------------------------------------------------- what is said
 
 
-def state_of(spec: Any, pods: list[Pod]) -> JobState:
-    state = JobState(JobRef("ns", "gpt3", "uid"), generation=1)
+def absence_of(state: Training) -> Explanation:
+    return absence(state.job)
+
+
+def state_of(spec: Any, pods: list[Pod]) -> Training:
+    state = Training(PerseusJob(JobRef("ns", "gpt3", "uid"), generation=1))
     state.spec_accepted(spec)
     chosen = select(spec, pods)
     state.pods_observed(
@@ -308,16 +313,16 @@ def state_of(spec: Any, pods: list[Pod]) -> JobState:
 
 
 def test_why_no_pod_runs_is_said() -> None:
-    assert absence(state_of(spec_of(), [])).message == "No pod of the job is running."
-    suspended = absence(state_of(spec_of(suspend=True), [pod("w", {})]))
+    assert absence_of(state_of(spec_of(), [])).message == "No pod of the job is running."
+    suspended = absence_of(state_of(spec_of(suspend=True), [pod("w", {})]))
     assert suspended.reason is Reason.SUSPENDED
     stranger = pod("w", {"app": "other"})
-    said = absence(state_of(refer("PyTorchJob"), [stranger])).message
+    said = absence_of(state_of(refer("PyTorchJob"), [stranger])).message
     assert said == (
         "No worker of PyTorchJob train with the label of the job is running. None runs while spec.runPolicy.suspend is"
         " true. Of the pods that opted in, 1 belong to another workload."
     )
-    assert "suspend" not in absence(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
+    assert "suspend" not in absence_of(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
 
 
 def failed_pod(name: str, created: str, **status: Any) -> dict[str, Any]:
@@ -335,12 +340,12 @@ def test_a_pod_that_failed_is_named_with_how_it_ended() -> None:
     assert newer is not None
     state = state_of(spec_of(), [newer, older])
     assert not state.nodes, "a failed pod runs on no node"
-    assert absence(state).message == (
+    assert absence_of(state).message == (
         "No pod of the job is running. Of the pods that opted in, 2 failed."
         " Pod w1 failed: Evicted; kubectl logs -n ns w1 may say why."
     )
-    assert "suspend" not in absence(state_of(refer("PyTorchJob"), [older])).message, "the log says why, not that"
-    oom = absence(state_of(spec_of(), [older])).message
+    assert "suspend" not in absence_of(state_of(refer("PyTorchJob"), [older])).message, "the log says why, not that"
+    oom = absence_of(state_of(spec_of(), [older])).message
     assert "Pod w0 failed: container trainer exited with code 137, OOMKilled;" in oom
     assert names(select(spec_of(), [older, pod("a", {})])) == {"a"}
 
@@ -374,36 +379,38 @@ def test_a_job_has_finished_when_its_pods_have_succeeded_and_none_failed_after_t
 def test_a_finished_job_stays_so_when_its_pods_are_deleted_and_begins_again_with_new_ones() -> None:
     state = state_of(spec_of(), [])
     state.pods_observed((), {}, finished_at_s=1000.0)
-    assert absence(state).reason is Reason.FINISHED
+    assert absence_of(state).reason is Reason.FINISHED
     state.pods_observed((), {}, finished_at_s=2000.0)
-    assert state.end.finished_at_s == 1000.0
+    assert state.job.end.finished_at_s == 1000.0
     state.pods_observed((), {})
-    assert state.end.finished_at_s == 1000.0
+    assert state.job.end.finished_at_s == 1000.0
     state.pods_observed([pod("again", {})], {})
-    assert state.end.finished_at_s is None
+    assert state.job.end.finished_at_s is None
     state.pods_observed((), {})
-    assert absence(state).reason is Reason.NO_PODS
+    assert absence_of(state).reason is Reason.NO_PODS
 
 
 def test_pods_without_a_rank_are_named() -> None:
     pods = [pod(f"w{n}", WORKERS["Job"][0], owner="o") for n in range(5)]
     state = state_of(refer("Job"), pods)
-    assert silent_pods(state) == "; none from pod w0, w1, w2 and 2 more"
+    assert silent_pods(state.nodes) == "; none from pod w0, w1, w2 and 2 more"
     node = state.nodes["node"]
     for stage, each in enumerate(pods):
         state.rank_joined(node, Rank(each.uid, f"GPU-{stage}", 0, stage, 0, 1, 0))
-    assert silent_pods(state) == ""
+    assert silent_pods(state.nodes) == ""
 
 
 def test_another_attempt_begins_with_an_empty_history() -> None:
     first = [pod("a", WORKERS["Job"][0], owner="one")]
     state = state_of(refer("Job"), first)
-    history, attempt = state.history, state.attempt
+    history, attempt = state.history, state.job.attempt
     state.pods_observed(first, {}, attempt=attempt)
     assert state.history is history, "the same attempt seen again changes nothing"
     state.pods_observed((), {}, attempt="")
-    assert (state.history, state.attempt) == (history, attempt), "pods gone, perhaps suspended: nothing is known anew"
+    assert (state.history, state.job.attempt) == (history, attempt), (
+        "pods gone, perhaps suspended: nothing is known anew"
+    )
     second = select(refer("Job"), [pod("b", WORKERS["Job"][0], owner="two")])
     state.pods_observed(second.pods, {}, attempt=second.attempt)
     assert state.history is not history
-    assert state.attempt == second.attempt
+    assert state.job.attempt == second.attempt
