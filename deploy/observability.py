@@ -55,8 +55,8 @@ def write_observability() -> None:
 def metrics_page() -> str:
     """The reference of every series and rule, in Markdown."""
     from perseus_agent.servers.metrics import GPU_SERIES, SERIES
+    from perseus_core import keys
     from perseus_operator.reporting.metrics import Metrics
-    from perseus_proto import keys
 
     operator = Metrics().reference
     of_nodes, of_gpus = (

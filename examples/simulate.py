@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import yaml
 from kubernetes import client
 
-from perseus_proto import keys
-from perseus_proto.gpus import BACKWARD_RATIO
-from perseus_proto.rank import RankId
+from perseus_core import keys
+from perseus_core.gpus import BACKWARD_RATIO
+from perseus_core.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS

@@ -25,7 +25,7 @@ from tests import waiting
 from tests.doubles.fleet import Fleet, LightJob, Work
 from tests.doubles.fleet_cluster import FleetCluster
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.pki import Authority, write_pairs
 from perseus_sim.processes import Processes
 from perseus_sim.profiles import profile_csv

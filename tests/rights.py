@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.rbac import Permission, Request
 
 OCCASIONAL = {

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_OURS = tuple(str(Path(__file__).parent.parent / room) for room in ("agent", "proto"))
+_OURS = tuple(str(Path(__file__).parent.parent / room) for room in ("agent", "core", "proto"))
 
 
 def lines_of(call: Callable[[], object]) -> int:
-    """Run a call, and count the lines of agent and wire that it runs; each turn of a loop counts anew."""
+    """Run a call, and count the lines of agent, wire and vocabulary that it runs; each turn of a loop counts anew."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

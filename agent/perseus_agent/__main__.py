@@ -24,7 +24,7 @@ from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
 from perseus_agent.settings import Settings, parse_settings
-from perseus_proto.logs import log_to_stderr
+from perseus_runtime.logs import log_to_stderr
 
 SWITCH_INTERVAL_S: Final = 0.000_3
 """Longest time that the woken thread of a GPU waits for a thread that reports an iteration or answers a command."""

@@ -36,10 +36,10 @@ from perseus_agent.servers.local_socket import LocalServer
 from perseus_agent.servers.metrics import MetricsServer
 from perseus_agent.servers.socket_resource import SocketResource
 from perseus_agent.settings import Settings
-from perseus_proto.ready_file import write_ready_file
-from perseus_proto.tls import CONNECTION_AGE, server_credentials
-from perseus_proto.units import s_from_ms, s_from_us
+from perseus_core.units import s_from_ms, s_from_us
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_runtime.ready_file import write_ready_file
+from perseus_runtime.tls import CONNECTION_AGE, server_credentials
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perseus_agent.errors import SettingsError
-from perseus_proto import keys
-from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
-from perseus_proto.settings import parse_settings as parse
+from perseus_core import keys
+from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
+from perseus_runtime.settings import parse_settings as parse
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from perseus_client.framework import (
     require_version,
     schedule_of,
 )
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 NAME: Final = "deepspeed"
 OLDEST: Final = "0.16"

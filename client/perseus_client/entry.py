@@ -15,10 +15,10 @@ from perseus_client.gpu_events import open_timer
 from perseus_client.gpu_marks import open_gpu_marks
 from perseus_client.marks import Marks, TimedMarks, make_marks
 from perseus_client.session import LiveSession, Session
+from perseus_core.instruction import InstructionKind
+from perseus_core.keys import ENV_SOCKET
 from perseus_proto.channel import ChannelWriter, MarkSource
 from perseus_proto.hello import Hello, Timing, make_schedule
-from perseus_proto.instruction import InstructionKind
-from perseus_proto.keys import ENV_SOCKET
 
 log = logging.getLogger("perseus_client")
 _SOURCES: Final = {

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import perseus_client
 from perseus_client.session import Session
-from perseus_proto.keys import ENV_SOCKET
-from perseus_proto.rank import RankId
+from perseus_core.keys import ENV_SOCKET
+from perseus_core.rank import RankId
 
 log = logging.getLogger("perseus_client")
 

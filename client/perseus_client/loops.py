@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from perseus_client.framework import Attachment, Schedule, agent_expected
 from perseus_client.own_time import waits_inside, watch
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 log = logging.getLogger("perseus_client")
 Item = TypeVar("Item")

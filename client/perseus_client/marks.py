@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from perseus_client.gpu_events import EventTimer
 from perseus_client.gpu_marks import GpuMarks
+from perseus_core.instruction import Instruction
 from perseus_proto.channel import ChannelWriter, Faults
-from perseus_proto.instruction import Instruction
 
 try:
     from perseus_client import _marks

@@ -31,7 +31,7 @@ from perseus_client.framework import (
     require_version,
     schedule_of,
 )
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 NAME: Final = "megatron-core"
 OLDEST: Final = "0.12"

@@ -26,7 +26,7 @@ from perseus_client.framework import (
     require_version,
     schedule_of,
 )
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 NAME: Final = "torch.distributed.pipelining"
 OLDEST: Final = "2.10"

@@ -25,6 +25,8 @@ RUN /opt/perseus/bin/pip uninstall --yes pip setuptools \
 FROM needs AS build
 ARG PIP_OPTIONS=""
 COPY README.md LICENSE ./
+COPY core core
+COPY runtime runtime
 COPY proto proto
 COPY solver solver
 COPY agent agent

@@ -55,6 +55,8 @@ RUN find /opt/perseus -name '*.so*' -type f ! -path '*/numpy*' -exec strip-targe
 FROM needs AS build
 ARG PIP_OPTIONS=""
 COPY README.md LICENSE ./
+COPY core core
+COPY runtime runtime
 COPY proto proto
 COPY solver solver
 COPY agent agent

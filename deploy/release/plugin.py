@@ -29,7 +29,10 @@ from typing import Any, Final
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("proto/perseus_proto", "solver/perseus_solver", "operator/perseus_operator")
+PACKAGES: Final = (
+    *("core/perseus_core", "runtime/perseus_runtime", "proto/perseus_proto"),
+    *("solver/perseus_solver", "operator/perseus_operator"),
+)
 NEEDS: Final = ("kubernetes", "numpy", "protobuf", "pyyaml")
 """What the plugin imports, beside the standard library; a test compares it with the code."""
 PYTHONS: Final = ("3.11", "3.12", "3.13")

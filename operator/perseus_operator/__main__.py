@@ -31,10 +31,10 @@ from perseus_operator.servers.serving import Serving
 from perseus_operator.settings import Settings
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
-from perseus_proto.addresses import parse_address
-from perseus_proto.logs import log_to_stderr
-from perseus_proto.ready_file import write_ready_file
-from perseus_proto.settings import parse_or_exit
+from perseus_runtime.addresses import parse_address
+from perseus_runtime.logs import log_to_stderr
+from perseus_runtime.ready_file import write_ready_file
+from perseus_runtime.settings import parse_or_exit
 
 logger = logging.getLogger("perseus_operator")
 

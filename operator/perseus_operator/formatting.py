@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perseus_proto.units import j_from_mj, s_from_us
+from perseus_core.units import j_from_mj, s_from_us
 
 
 def seconds(time_us: float) -> str:

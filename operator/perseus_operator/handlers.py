@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import kopf
 
+from perseus_core import keys
 from perseus_operator.clients.json_answers import json_session
 from perseus_operator.controller.operator import Operator
 from perseus_operator.servers import webhook
 from perseus_operator.settings import Settings
-from perseus_proto import keys
 
 _BUDGETS: Final = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 _CLASSES: Final = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.errors import KubeError
-from perseus_proto import keys
 
 Json = dict[str, Any]
 """An object as the API server sends it, parsed from JSON."""

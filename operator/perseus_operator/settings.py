@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perseus_core import keys
 from perseus_operator.planning.frontier_inputs import Limits
-from perseus_proto import keys
-from perseus_proto.addresses import on_loopback
-from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
-from perseus_proto.settings import parse_settings as parse
+from perseus_runtime.addresses import on_loopback
+from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
+from perseus_runtime.settings import parse_settings as parse
 
 __all__ = ["InvalidSetting", "Settings", "parse_settings"]
 

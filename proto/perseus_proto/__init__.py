@@ -1,6 +1,5 @@
-"""What all programs of Perseus share: wire messages, rank ids, units, settings, logs, and names of labels and
-conditions.
+"""The wire: messages between our programs, and what a rank and its agent share.
 
-Every other package may import this one; it imports none of them. Apart from ``tls``, ``planset`` and the generated
-stubs, its modules need the standard library alone. Generated stubs are never edited by hand (``make generate``).
+It imports `perseus_core` and no other room. Apart from ``planset``, ``device_plugin`` and the generated stubs, its
+modules need the standard library alone. Generated stubs are never edited by hand (``make generate``).
 """

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from perseus_proto.instruction import Instruction, InstructionKind
-from perseus_proto.rank import RankId
+from perseus_core.instruction import Instruction, InstructionKind
+from perseus_core.rank import RankId
 
 PROTOCOL_VERSION: Final = 2
 """Also of what the descriptors of a welcome hold: ``channel_layout.LAYOUT_VERSION`` changes with it."""

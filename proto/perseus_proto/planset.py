@@ -22,8 +22,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from perseus_proto.latency import SwitchLatency
-from perseus_proto.units import s_from_us
+from perseus_core.latency import SwitchLatency
+from perseus_core.units import s_from_us
 from perseus_proto.v1alpha1 import agent_pb2
 
 MAX_CLOCKS: Final = 255

@@ -31,8 +31,8 @@ from tests.doubles.recording_trainer import schedule_of
 from perseus_agent.clocks.telemetry import IterationSummary, RankProcess, TelemetryHub
 from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
+from perseus_core.rank import RankId
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
-from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 

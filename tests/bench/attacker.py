@@ -12,10 +12,10 @@ import time
 from array import array
 from collections.abc import Iterator
 
+from perseus_core.instruction import Instruction, InstructionKind
 from perseus_proto.channel import SLOTS, ChannelWriter
 from perseus_proto.channel_layout import BEGIN, END, ENDED, HOST_BEGIN, POSITION, RECORD_SOURCE, SEQUENCE, TIMES
 from perseus_proto.hello import Hello, Timing, encode_hello, receive_answer
-from perseus_proto.instruction import Instruction, InstructionKind
 
 KINDS = ("equal", "one period", "dips", "at once", "scattered", "huge")
 """Of times: all the same; iterations that begin at one time (events); waits each longer than the one before; all

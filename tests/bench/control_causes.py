@@ -17,7 +17,7 @@ from tests.bench.control import GPUS, Cell, bound_of_plan_percent, hardware_of, 
 from tests.bench.control_grid import STORE, Row, stored_grid
 from tests.bench.solver import Result, figure
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_sim.execution.hosts import Framework
 from perseus_solver.rehearsal import Hardware
 

@@ -31,7 +31,7 @@ from tests.bench.control import (
 )
 from tests.bench.solver import Result, figure
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_sim.execution.controls import GpuMarks, HostMarks
 from perseus_sim.execution.executor import Control, Executor
 from perseus_sim.execution.hosts import Framework, Hosts

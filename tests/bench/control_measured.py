@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from tests.bench.solver import Result, problem_of
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_sim.execution.agent_control import AgentControl
 from perseus_sim.execution.controls import DefaultClocks, HostMarks, Ideal
 from perseus_sim.execution.executor import Control, Executor

@@ -26,7 +26,7 @@ What follows is simulated (`perseus_sim.execution`): hosts launch ahead of their
 drawn latency behind the driver's lock, work goes on at the old clock until the new one is in effect, and a GPU at its
 power limit runs below the clock that is set. The agent's own code decides, on shared memory of its own layout. No
 figure here was measured on a GPU whose clocks were changed. What is assumed of each GPU model stands, with its source,
-in `proto/perseus_proto/gpus`.
+in `core/perseus_core/gpus`.
 
 ## Before
 

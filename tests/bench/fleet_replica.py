@@ -29,6 +29,7 @@ from tests.doubles.lease_store import LeaseConnection, LeaseServer
 from tests.doubles.memory_cluster import MemoryCluster
 from tests.doubles.wire import Wire, WiredPool, address_of
 
+from perseus_core import keys
 from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
@@ -39,7 +40,6 @@ from perseus_operator.planning.shards import SHARDS, LeaseRecord, seat_lease, sh
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.settings import Settings
 from perseus_operator.solving.pool import SolverPool
-from perseus_proto import keys
 from perseus_sim.profiles import profile_csv
 
 NAMESPACE: Final = "training"

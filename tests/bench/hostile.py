@@ -21,8 +21,8 @@ from typing import Any
 from tests.bench import agent, hostile_turns, neighbour
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
+from perseus_core.instruction import Instruction, InstructionKind
 from perseus_proto.hello import MAX_INSTRUCTIONS, Hello, Timing, encode_hello
-from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 Result = dict[str, Any]

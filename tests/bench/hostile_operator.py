@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from perseus_core import keys
 from perseus_operator.api.energy_class import parse_class
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.pods import pod_of
@@ -35,7 +36,6 @@ from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.slots import FairSlots
-from perseus_proto import keys
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_sim.profiles import profile_csv

@@ -27,11 +27,11 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankProcess, TelemetryHub
+from perseus_core.instruction import Instruction, InstructionKind
+from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader
 from perseus_proto.hello import MAX_INSTRUCTIONS
-from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.planset import decode_plan_set
-from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 COUNTS = (4_096, MAX_INSTRUCTIONS)

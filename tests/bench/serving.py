@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
-from perseus_proto.serving import ClockTable, EngineSample
+from perseus_core.serving import ClockTable, EngineSample
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table

@@ -24,7 +24,7 @@ from kubernetes.config import new_client_from_config
 from tests.doubles.process_node import ProcessNode
 from tests.waiting import PATIENCE_S, eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.api_servers import Feature, Server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
 from perseus_sim.gpus.nvml_shim import ShimError, build

@@ -14,7 +14,7 @@ from tests.doubles.process_node import ProcessNode
 
 from perseus_agent.clocks.journal import JournalLock
 from perseus_agent.devices.nvml import may_write
-from perseus_proto import keys
+from perseus_core import keys
 
 pytestmark = [
     pytest.mark.skipif(not may_write(), reason="the agent rightly refuses to set clocks without CAP_SYS_ADMIN"),

@@ -30,8 +30,8 @@ from tests.rights import OCCASIONAL, lacking
 from tests.waiting import PATIENCE_S
 
 from perseus_agent.devices.nvml import may_write
+from perseus_core import keys
 from perseus_operator.servers.webhook import WEBHOOK_ID
-from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Server

@@ -14,8 +14,8 @@ import yaml
 
 from perseus_agent.acceptance.options import parse_options as accept_options
 from perseus_agent.settings import parse_settings as agent_settings
+from perseus_core import keys
 from perseus_operator.settings import parse_settings as operator_settings
-from perseus_proto import keys
 from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shim_gpu import STATE

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 
 from perseus_operator.settings import parse_settings
 from perseus_operator.solver_service.settings import SolverSettings
-from perseus_proto.settings import parse_settings as parse
+from perseus_runtime.settings import parse_settings as parse
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 Render = Callable[..., Objects]

@@ -22,7 +22,7 @@ from journey import AGENTS, CONFINED, PHYSICS, TRAINING, Journey, Training
 
 from local_cluster.errors import ClusterError
 from local_cluster.images import wrap
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.profiles import profile_csv
 

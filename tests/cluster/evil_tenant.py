@@ -12,8 +12,8 @@ from installation import TRAINER_IMAGE
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 
+from perseus_core import keys
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY
-from perseus_proto import keys
 from perseus_sim.cluster import rbac
 
 EVIL = "evil"

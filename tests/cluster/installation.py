@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from local_cluster.cluster import Cluster
 from local_cluster.machine import Machine, processes, running
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ShimError
 from perseus_sim.gpus.shim_gpu import NodeGpus, NoGpus, describe, open_shim

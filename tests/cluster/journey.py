@@ -24,7 +24,7 @@ from installation import CHART, GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_G
 from kubernetes import client
 
 from local_cluster.cluster import Cluster
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shim_gpu import describe

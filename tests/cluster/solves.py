@@ -8,7 +8,7 @@ from typing import Any
 
 from journey import TRAINING, Journey
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.profiles import profile_csv
 
 STAGES = 16

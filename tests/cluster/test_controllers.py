@@ -28,7 +28,7 @@ from installation import PATIENCE_S, PROGRAMS, find
 from journey import TRAINING, Journey, Training
 from kubernetes import client
 
-from perseus_proto import keys
+from perseus_core import keys
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 

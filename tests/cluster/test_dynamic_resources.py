@@ -17,7 +17,7 @@ from controllers import CLAIMED, install_for_workloads, job_set, queued
 from installation import PATIENCE_S, TRAINER_IMAGE
 from journey import AGENTS, CONFINED, RESTRICTED, TRAINING, Journey, Training
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.gpus.dynamic_resources import DRIVER, SLICES
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]

@@ -19,9 +19,9 @@ from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
 from kubernetes import client
 
 from local_cluster.errors import ClusterError
+from perseus_core import keys
 from perseus_operator.plugin.energy_report import energy_report
 from perseus_operator.plugin.tables import energy_report_text
-from perseus_proto import keys
 from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]

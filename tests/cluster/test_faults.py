@@ -49,7 +49,7 @@ from installation import (
 from replicas import Replicas
 
 from local_cluster.machine import running
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.pki import Authority
 
 pytestmark = pytest.mark.timeout(900)

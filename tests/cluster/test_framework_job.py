@@ -17,7 +17,7 @@ import yaml
 from installation import PATIENCE_S
 from journey import AGENTS, TRAINING, Journey, Training
 
-from perseus_proto import keys
+from perseus_core import keys
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 

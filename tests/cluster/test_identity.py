@@ -21,7 +21,7 @@ from faults import signal_role
 from installation import PATIENCE_S, SYSTEM, TRAINER_IMAGE, TRAINING, Installation, Job, Watch, find, group_of
 
 from local_cluster.machine import Machine
-from perseus_proto import keys
+from perseus_core import keys
 
 pytestmark = pytest.mark.timeout(900)
 

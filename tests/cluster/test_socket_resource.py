@@ -14,7 +14,7 @@ from installation import PATIENCE_S, TRAINER_IMAGE
 from journey import A100, AGENTS, CONFINED, PHYSICS, RESTRICTED, TRAINING, Journey, Training
 from kubernetes import client
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.profiles import profile_csv
 
 pytestmark = pytest.mark.timeout(900)

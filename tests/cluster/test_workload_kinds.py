@@ -33,7 +33,7 @@ from installation import PATIENCE_S, PROGRAMS, find
 from journey import TRAINING, Journey, Training
 
 from local_cluster.errors import ClusterError
-from perseus_proto import keys
+from perseus_core import keys
 
 pytestmark = pytest.mark.timeout(900)
 

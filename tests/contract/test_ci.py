@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "perseus_agent": "agent",
     "perseus_client": "client",
+    "perseus_core": "core",
     "perseus_operator": "operator",
     "perseus_proto": "proto",
+    "perseus_runtime": "runtime",
     "perseus_sim": "sim",
     "perseus_solver": "solver",
 }

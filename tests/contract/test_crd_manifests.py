@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tests.offenders import about_each
 
+from perseus_core import keys
 from perseus_operator.api.budget import parse_budget
 from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, profile_crd
 from perseus_operator.api.energy_class import parse_class
@@ -23,7 +24,6 @@ from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.api.schema import dump, openapi_of
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.errors import InvalidSpec
-from perseus_proto import keys
 from perseus_solver.schedules import SCHEDULES
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.offenders import about_each, check_each
 
-from perseus_proto import keys
+from perseus_core import keys
 
 FACES = {
     "perseus_solver": None,
@@ -47,9 +47,9 @@ EXAMPLES = (
     "perseus_solver.serving.fingerprint",
     "perseus_solver.serving.table",
     "perseus_client",
-    "perseus_proto.logs",
-    "perseus_proto.rank",
-    "perseus_proto.units",
+    "perseus_runtime.logs",
+    "perseus_core.rank",
+    "perseus_core.units",
     "perseus_operator.api.job",
 )
 

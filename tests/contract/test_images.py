@@ -24,7 +24,7 @@ import yaml
 from packaging.requirements import Requirement
 from tests.offenders import about_each
 
-from perseus_proto import keys
+from perseus_core import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "deploy" / "images"
@@ -251,7 +251,7 @@ def test_the_example_trains_with_what_its_folder_has_and_nothing_of_the_operator
     }
     included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied <= included
-    assert rooms(EXAMPLE) == {"perseus_client", "perseus_proto", "perseus_sim"}
+    assert rooms(EXAMPLE) == {"perseus_client", "perseus_core", "perseus_proto", "perseus_sim"}
 
 
 def test_the_example_of_kubectl_apply_runs_the_image_that_is_built() -> None:
@@ -282,9 +282,10 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
     assert {"ortools", "kopf", "kubernetes"} <= installed("operator")
     assert "ortools" in installed("solver")
     assert not installed("solver") & {"kopf", "kubernetes", "aiohttp", "opentelemetry-sdk"}
-    assert rooms("solver") == {"perseus_operator", "perseus_proto", "perseus_solver"}
-    assert rooms("agent") == {"perseus_agent", "perseus_proto"}
-    assert rooms("gpu-sim") == {"perseus_sim", "perseus_proto"}
+    shared = {"perseus_core", "perseus_proto", "perseus_runtime"}
+    assert rooms("solver") == shared | {"perseus_operator", "perseus_solver"}
+    assert rooms("agent") == shared | {"perseus_agent"}
+    assert rooms("gpu-sim") == {"perseus_sim", "perseus_core", "perseus_proto"}
     assert "perseus_client" in rooms("trainer")
     assert "perseus_agent" not in rooms("operator")
 

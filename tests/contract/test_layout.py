@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
-ROOMS = {"proto": "perseus_proto", "solver": "perseus_solver", "agent": "perseus_agent", "client": "perseus_client",
-         "operator": "perseus_operator", "sim": "perseus_sim"}  # fmt: skip
+ROOMS = {
+    room: f"perseus_{room}" for room in ("core", "runtime", "proto", "solver", "agent", "client", "operator", "sim")
+}
 
 
 def test_top_folders_are_not_packages() -> None:
@@ -58,7 +59,7 @@ def test_client_needs_the_standard_library_only() -> None:
     loaded = set(
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     )
-    assert loaded - {"perseus_client", "perseus_proto"} <= set(sys.stdlib_module_names)
+    assert loaded - {"perseus_client", "perseus_core", "perseus_proto"} <= set(sys.stdlib_module_names)
     assert "perseus_client" in loaded
 
 

@@ -26,8 +26,8 @@ from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.errors import AgentError, InvalidRequest
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, PodName
 from perseus_agent.servers.grpc_service import ERROR_METADATA, digest_of, status_of
+from perseus_core.units import mj_from_j, us_from_s
 from perseus_proto.planset import InvalidPlanSet, PlanPoint, decode_plan_set
-from perseus_proto.units import mj_from_j, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_solver.model.problem import Problem

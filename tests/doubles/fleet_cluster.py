@@ -20,7 +20,7 @@ import kubernetes.aio.config as k8s_config
 from tests.doubles.fleet import Fleet, LightJob, LightRank, Work
 from tests.waiting import PATIENCE_S
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE
 from perseus_sim.processes import Child, Processes

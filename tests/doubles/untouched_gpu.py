@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from perseus_agent.devices.base import Controllability, Device, DeviceIdentity
 from perseus_agent.devices.nvml import NvmlDevices
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 
 
 class Change(NamedTuple):

@@ -29,7 +29,7 @@ from kubernetes.utils import create_from_dict
 from tests.namespaces import own_namespace
 from tests.waiting import PATIENCE_S, eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane, find_assets

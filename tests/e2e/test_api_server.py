@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from perseus_core import keys
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.schema import dump
 from perseus_operator.errors import InvalidSpec
-from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.on_both]

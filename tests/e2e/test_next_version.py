@@ -17,7 +17,7 @@ from kubernetes import client
 from tests.e2e.conftest import SPEC, absent
 from tests.waiting import eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 

@@ -22,9 +22,9 @@ from tests.e2e.conftest import absent
 from tests.waiting import eventually
 
 from perseus_client.framework import csv_of, one_f_one_b_row
+from perseus_core import keys
+from perseus_core.gpus import BACKWARD_RATIO
 from perseus_operator.planning.profiling.sweep import Sweep, from_json
-from perseus_proto import keys
-from perseus_proto.gpus import BACKWARD_RATIO
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv, stage_weights

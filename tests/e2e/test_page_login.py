@@ -14,8 +14,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from tests.waiting import PATIENCE_S, eventually
 
+from perseus_core import keys
 from perseus_operator.servers.web.access import REMEMBERED_S
-from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, SimulatedCluster
 

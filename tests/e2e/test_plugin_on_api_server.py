@@ -20,7 +20,7 @@ import yaml
 from kubernetes import client
 from tests.waiting import PATIENCE_S
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv

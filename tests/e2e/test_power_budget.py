@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from tests.e2e.conftest import A100, absent, train_two_stages
 from tests.waiting import eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.e2e

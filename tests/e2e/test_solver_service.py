@@ -13,7 +13,7 @@ from kubernetes import client
 from tests.e2e.conftest import absent, train_two_stages
 from tests.waiting import PATIENCE_S, eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.processes import Child
 

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as ser
 from tests.e2e.conftest import absent, train_two_stages
 from tests.waiting import eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.e2e

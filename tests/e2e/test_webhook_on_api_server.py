@@ -20,7 +20,7 @@ from kubernetes import client
 from tests.e2e.conftest import SYSTEM
 from tests.waiting import PATIENCE_S, eventually
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.api_servers import Server
 from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes

@@ -12,7 +12,7 @@ from kubernetes import client
 from tests.e2e.conftest import absent
 from tests.waiting import PATIENCE_S
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster

@@ -16,9 +16,9 @@ from kubernetes import client
 from tests.e2e.conftest import STAGES, World
 from tests.waiting import eventually
 
+from perseus_core import keys
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.planning.workloads import PRESETS
-from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.profiles import profile_csv
 

@@ -23,7 +23,7 @@ from tests.doubles.agent_commander import AgentCommander
 
 from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.errors import DeviceError
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS

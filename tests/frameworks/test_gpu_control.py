@@ -21,7 +21,7 @@ import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, plan_set_of, pod_uid, wait_for
 from tests.doubles.untouched_gpu import Change, effects, in_effect, read_changes
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
 

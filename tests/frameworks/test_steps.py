@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perseus_proto.keys import ENV_SOCKET
+from perseus_core.keys import ENV_SOCKET
 from perseus_sim.cluster.live_job import free_port
 
 HERE = Path(__file__).resolve().parent

@@ -19,10 +19,10 @@ from tests.waiting import PATIENCE_S, eventually
 
 from perseus_client.connector import ANSWER_S
 from perseus_client.session import Session
+from perseus_core.rank import RankId
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader, Faults, Phase
 from perseus_proto.hello import Hello, Reason
-from perseus_proto.rank import RankId
 
 
 def test_an_iteration_arrives_whole_with_who_and_what(

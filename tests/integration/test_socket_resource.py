@@ -12,7 +12,8 @@ from tests.doubles.plugin_registry import PluginRegistry
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_agent.servers.socket_resource import COUNT, ENDPOINT, SocketResource
-from perseus_proto import device_plugin, keys
+from perseus_core import keys
+from perseus_proto import device_plugin
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,8 @@ from perseus_agent.clocks.telemetry import (
 )
 from perseus_agent.clocks.timetable import PERIOD_MIN_US, PLANS_KEPT, Timetable
 from perseus_agent.devices.base import EnergyReading
+from perseus_core.latency import published_latency
+from perseus_core.rank import RankId
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource
 from perseus_proto.channel_layout import (
     AHEAD_US,
@@ -59,9 +61,7 @@ from perseus_proto.channel_layout import (
     record_words,
 )
 from perseus_proto.hello import make_schedule
-from perseus_proto.latency import published_latency
 from perseus_proto.planset import decode_plan_set
-from perseus_proto.rank import RankId
 
 TURN_LINES = 100_000
 """Lines that a turn may run: 20 ms on the slowest machine that runs these tests, with 0.2 µs for each."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from perseus_core.gpus import curves_of
 from perseus_operator.api.job import Straggler, StragglerMode
 from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
@@ -31,7 +32,6 @@ from perseus_operator.planning.iterations import KEPT, History, JobIteration, Re
 from perseus_operator.planning.profiling.estimate import distance, estimate
 from perseus_operator.planning.profiling.sweep import Recipe, Sweep, blocking_power, csv_of, from_json, to_json
 from perseus_operator.planning.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
-from perseus_proto.gpus import curves_of
 from perseus_solver.schedules import build_schedule
 
 SPEC = Straggler(mode=StragglerMode.AUTOMATIC, slowdown_threshold="5%", recovery_threshold="2%", confirm_iterations=2)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.doubles.slow_execution import SlowExecution
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator

@@ -22,7 +22,7 @@ from tests.made_up_windows import (
     speculative,
 )
 
-from perseus_proto.serving import DEFAULT_CLOCKS
+from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_sim.serving.machine import Step
 from perseus_solver.serving import (
     FitResult,

@@ -22,7 +22,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from tests.waiting import PATIENCE_S
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv

@@ -10,11 +10,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, STAGES, Browser, World, await_true
 
+from perseus_core import keys
 from perseus_operator.controller.view import JobView
 from perseus_operator.objects import JobRef, User
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
-from perseus_proto import keys
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tests.dashboards import BOARDS, filled, panels, queries
 from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, VALUES, Prometheus, World, await_true
 
 from perseus_agent.servers.metrics import GPU_SERIES
+from perseus_core import keys
 from perseus_operator.plugin import cli
-from perseus_proto import keys
 
 _COMPARISON = re.compile(r"\s(?:==|<=|>=|>|<)\s")
 

@@ -13,7 +13,7 @@ from perseus_agent.acceptance.report import (
     Restoration,
     SwitchTimes,
 )
-from perseus_proto.units import fractional_ms_from_s
+from perseus_core.units import fractional_ms_from_s
 
 
 def render(report: Report) -> str:

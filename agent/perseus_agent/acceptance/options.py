@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from perseus_agent.errors import SettingsError
 from perseus_agent.settings import Settings as AgentSettings
-from perseus_proto.settings import BaseSettings, InvalidSetting, names_of, setting
-from perseus_proto.settings import parse_settings as parse
+from perseus_runtime.settings import BaseSettings, InvalidSetting, names_of, setting
+from perseus_runtime.settings import parse_settings as parse
 
 _AGENT = {field.name: field for field in AgentSettings.__dataclass_fields__.values()}
 

@@ -14,7 +14,7 @@ from perseus_agent.acceptance.bench import Bench
 from perseus_agent.acceptance.report import ClockPoint, ClockScan, PipelineRun, SwitchTimes
 from perseus_agent.acceptance.workload import Workload
 from perseus_agent.errors import AgentError
-from perseus_proto.units import s_from_us
+from perseus_core.units import s_from_us
 
 SLOW: Final = 0.75
 """The plan's low clock, as a share of its high one: about where energy is least."""

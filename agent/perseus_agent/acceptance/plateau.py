@@ -14,7 +14,7 @@ from perseus_agent.acceptance.bench import Bench
 from perseus_agent.acceptance.measures import plateaus_of, spread
 from perseus_agent.acceptance.report import ClockPoint, ClockScan
 from perseus_agent.devices.base import EventReason
-from perseus_proto.units import s_from_us
+from perseus_core.units import s_from_us
 
 SETTLE_S: Final = 0.5
 """From a lock to the measurement: longer than changes take, and long enough for the power limit to act."""

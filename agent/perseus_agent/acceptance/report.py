@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from perseus_proto.latency import SwitchLatency, by_clock
+from perseus_core.latency import SwitchLatency, by_clock
 
 SCHEMA: Final = "perseus.energy/acceptance/v1"
 

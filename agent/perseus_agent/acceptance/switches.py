@@ -13,7 +13,7 @@ from typing import Final
 from perseus_agent.acceptance.bench import POLL_S, Bench
 from perseus_agent.acceptance.measures import all_pairs, durations_of, speed_change_us, spread
 from perseus_agent.acceptance.report import ClockScan, Durations, SwitchTimes, Transition
-from perseus_proto.units import s_from_us, us_from_s
+from perseus_core.units import s_from_us, us_from_s
 
 CLOCKS: Final = 5
 """Clocks of the trial where there is time: twenty pairs."""

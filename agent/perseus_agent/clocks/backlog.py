@@ -13,7 +13,7 @@ from typing import Final
 from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.latency import Effect
 from perseus_agent.clocks.rank_follower import RankFollower
-from perseus_proto.units import us_from_ns
+from perseus_core.units import us_from_ns
 
 ROOM_S: Final = 0.004
 """Processor time of a turn after which no further part is begun; parts take up to 4 ms."""

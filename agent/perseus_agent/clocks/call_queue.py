@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from perseus_proto.units import s_from_us, us_from_ns
+from perseus_core.units import s_from_us, us_from_ns
 
 HOLD_US: Final = 100_000
 """Longest turn: calls take 5 ms, 13 ms at the 99th percentile, and a driver that hangs takes 45 s."""

@@ -10,7 +10,7 @@ from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.devices.base import Device, EventReason
 from perseus_agent.errors import DeviceError
-from perseus_proto.units import us_from_ns
+from perseus_core.units import us_from_ns
 
 READ_ROOM_S: Final = 0.001
 """A change that is due sooner is not kept waiting: on an H100 such a reading takes 1 to 16 µs, and 77 µs at worst."""

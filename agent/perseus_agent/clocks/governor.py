@@ -34,8 +34,8 @@ from perseus_agent.errors import (
     NoPermission,
     NotSupported,
 )
-from perseus_proto.latency import published_latency
-from perseus_proto.units import us_from_s
+from perseus_core.latency import published_latency
+from perseus_core.units import us_from_s
 
 BUSY_RETRY_S: Final = 0.01
 BUSY_RETRIES: Final = 5

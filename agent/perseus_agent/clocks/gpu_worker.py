@@ -36,7 +36,7 @@ from perseus_agent.clocks.telemetry import Event
 from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
 from perseus_agent.devices.base import Controllability, Device
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
-from perseus_proto.units import s_from_us, us_from_ns, us_from_s
+from perseus_core.units import s_from_us, us_from_ns, us_from_s
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
 from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
-from perseus_proto.units import s_from_us
+from perseus_core.units import s_from_us
 
 MAX_UNFINISHED: Final = 16
 UNFINISHED_S: Final = 3.0

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
-from perseus_proto.latency import SwitchLatency, by_clock, corrected
-from perseus_proto.units import s_from_us, us_from_s
+from perseus_core.latency import SwitchLatency, by_clock, corrected
+from perseus_core.units import s_from_us, us_from_s
 
 KEPT: Final = 256
 """Changes remembered: enough for a 99th percentile that two outliers do not make."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from perseus_proto.latency import SwitchLatency
-from perseus_proto.units import us_from_s
+from perseus_core.latency import SwitchLatency
+from perseus_core.units import us_from_s
 
 
 class Earlier(NamedTuple):

@@ -16,7 +16,7 @@ from operator import ne
 from typing import Final, NamedTuple
 
 from perseus_agent.errors import InvalidRequest, UnknownPlan
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_proto.planset import PlanSet, StageSchedule
 
 MAX_PENDING: Final = 16

@@ -22,8 +22,8 @@ from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import ClockControl, RankProcess
 from perseus_agent.clocks.timetable import Timetable
+from perseus_core.instruction import Instruction
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource, Phase, Position
-from perseus_proto.instruction import Instruction
 
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)

@@ -14,8 +14,8 @@ from typing import Final
 
 from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.errors import TooMuch
+from perseus_core.rank import RankId
 from perseus_proto.channel import MarkSource
-from perseus_proto.rank import RankId
 
 MAX_WATCHERS: Final = 16
 MAX_NUMBERS: Final = 1 << 18

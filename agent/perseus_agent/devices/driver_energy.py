@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.sampled_energy import Sample, SampledEnergy, usable
 from perseus_agent.errors import DeviceError
-from perseus_proto.units import s_from_us, us_from_ns
+from perseus_core.units import s_from_us, us_from_ns
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from perseus_agent.errors import (
     NotSupported,
     SettingsError,
 )
-from perseus_proto.units import us_from_ns
+from perseus_core.units import us_from_ns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, P
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
 from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
+from perseus_core.instruction import Instruction
 from perseus_proto.hello import Reason, Timing
-from perseus_proto.instruction import Instruction
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import PodName
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader
 from perseus_proto.hello import Hello, Reason
-from perseus_proto.rank import RankId
 
 MAX_SESSIONS: Final = 256
 MAX_SESSIONS_OF_POD: Final = 64

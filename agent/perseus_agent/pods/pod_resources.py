@@ -19,7 +19,7 @@ import grpc
 
 from perseus_agent.errors import KubeletUnavailable
 from perseus_agent.pods.gpu_names import GpuNames, Undrivable
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 

@@ -41,9 +41,9 @@ from perseus_agent.errors import (
 )
 from perseus_agent.node.leases import LeaseClock, LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
-from perseus_proto.instruction import Instruction
+from perseus_core.instruction import Instruction
+from perseus_core.units import ms_from_s, s_from_ms, us_from_s
 from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
-from perseus_proto.units import ms_from_s, s_from_ms, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 

@@ -26,8 +26,8 @@ from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node.leases import LeaseView
 from perseus_agent.node.node import Node
-from perseus_proto.http_server import CachedPage, HttpServer
-from perseus_proto.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
+from perseus_core.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
+from perseus_runtime.http_server import CachedPage, HttpServer
 
 log = logging.getLogger(__name__)
 

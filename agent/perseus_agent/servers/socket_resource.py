@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_proto.device_plugin import DevicePlugin, Offer, Refused
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from perseus_proto.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
+from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
 
 _MEMORY_FULL: Final = 0.9
 _PREEMPTED_S: Final = 1.0

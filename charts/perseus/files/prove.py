@@ -13,7 +13,7 @@ import time
 
 from kubernetes.aio import client, config
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.profiles import profile_csv
 
 NAMESPACE, NAME = os.environ["NAMESPACE"], os.environ["NAME"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from perseus_core import keys
 from perseus_operator.api.budget import BudgetFigures, BudgetSpec
 from perseus_operator.api.energy_class import ClassFigures, ClassSpec
 from perseus_operator.api.job import JobSpec
@@ -16,7 +17,6 @@ from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.api.stored import MAX_CALIBRATION_BYTES, FrontierSpec, ProfileSpec
 from perseus_operator.objects import Json
-from perseus_proto import keys
 
 _CONDITION: Json = {
     "type": "object",

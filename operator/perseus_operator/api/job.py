@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
+from perseus_core import keys
+from perseus_core.units import ratio_from_percent
 from perseus_operator.api.comparison import Comparison
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, Objective, ObjectiveType
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, flag, integer, nested, parse, text
 from perseus_operator.api.workload import Workload
 from perseus_operator.errors import InvalidSpec
-from perseus_proto import keys
-from perseus_proto.units import ratio_from_percent
 
 MAX_BLOCKING_POWER_MW = 2_000_000
 

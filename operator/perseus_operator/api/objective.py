@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from perseus_core.units import ratio_from_percent
 from perseus_operator.api.schema import Rule, camel, choice, integer, nested, text
-from perseus_proto.units import ratio_from_percent
 
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
 PERCENT_RULE = "a percentage such as 3% or 2.5%"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final
 
+from perseus_core import keys
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, integer, nested, text
-from perseus_proto import keys
 
 MAX_PLACES = 131_072
 """GPUs of one job. The operator holds some hundred bytes of each."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import kubernetes.aio.client as k8s
 
+from perseus_core import keys
 from perseus_operator.clients.kube_requests import TIMEOUT_S, KubeRequests
 from perseus_operator.objects import User
-from perseus_proto import keys
 
 
 class AccessReviews(KubeRequests):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from perseus_core.units import s_from_ms
 from perseus_operator.clients.hardware import evidence_of
 from perseus_operator.clients.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
 from perseus_operator.objects import Pod
@@ -14,7 +15,6 @@ from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu
 from perseus_operator.planning.named_gpus import NamedGpu
 from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
-from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2
 
 

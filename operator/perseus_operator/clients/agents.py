@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from perseus_core.units import ms_from_s
 from perseus_operator.clients.agent_messages import (
     EventsDropped,
     LeaseInfo,
@@ -41,9 +42,8 @@ from perseus_operator.objects import Pod
 from perseus_operator.planning.latencies import ClockTimes
 from perseus_operator.planning.named_gpus import NamedGpu
 from perseus_operator.solving.slots import FairSlots
-from perseus_proto.tls import CallerCredentials
-from perseus_proto.units import ms_from_s
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
+from perseus_runtime.tls import CallerCredentials
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

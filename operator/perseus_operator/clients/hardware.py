@@ -9,10 +9,10 @@ from __future__ import annotations
 from statistics import median
 from typing import Final
 
+from perseus_core.units import w_from_mw
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition, is_possible
 from perseus_operator.planning.latencies import ClockTimes
-from perseus_proto.units import w_from_mw
 from perseus_proto.v1alpha1 import agent_pb2
 
 _MARKS: Final = {

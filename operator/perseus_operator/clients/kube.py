@@ -14,6 +14,7 @@ from typing import Any, Final
 import aiohttp
 import kubernetes.aio.client as k8s
 
+from perseus_core import keys
 from perseus_operator.clients.access_reviews import AccessReviews
 from perseus_operator.clients.kube_interface import AgentPods
 from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_json, read_sized_json, translated
@@ -22,7 +23,6 @@ from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
 from perseus_operator.formatting import stamp
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, Pod
-from perseus_proto import keys
 
 _JSON_PATCH: Final = "application/json-patch+json"
 _WATCH_S: Final = 60

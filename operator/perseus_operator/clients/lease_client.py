@@ -14,11 +14,11 @@ from typing import Any, Final, Self
 
 import kubernetes.aio.client as k8s
 
+from perseus_core import keys
 from perseus_operator.clients.kube_requests import ATTEMPTS, KubeRequests, read_json
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, Json
 from perseus_operator.planning.shards import DEAD_AFTER_S, NO_NOTES, LeaseRecord, Notes, shard_lease
-from perseus_proto import keys
 
 EPOCH_LEASE: Final = "perseus-epoch"
 """It is not held or renewed. It is a counter that the operator may change by a Role in that one namespace."""

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import kubernetes.aio.client as k8s
 
+from perseus_core import keys
 from perseus_operator.clients.kube_requests import ATTEMPTS, MERGE, TIMEOUT_S, KubeRequests
 from perseus_operator.errors import KubeConflict, KubeNotFound
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, StoredObject
-from perseus_proto import keys
 
 _KINDS = {keys.PROFILE_PLURAL: keys.PROFILE_KIND, keys.FRONTIER_PLURAL: keys.FRONTIER_KIND}
 _API_VERSION = f"{keys.API_GROUP}/{keys.API_VERSION}"

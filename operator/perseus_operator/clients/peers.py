@@ -16,8 +16,8 @@ import grpc.aio
 from perseus_operator import errors
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import KubeUnavailable, OperatorError, UnknownJob
-from perseus_proto.tls import CallerCredentials
 from perseus_proto.v1alpha1 import operator_pb2, peer_pb2, peer_pb2_grpc
+from perseus_runtime.tls import CallerCredentials
 
 logger = logging.getLogger(__name__)
 

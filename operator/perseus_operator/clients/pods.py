@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perseus_core import keys
 from perseus_operator.objects import Owner, Pod
 from perseus_operator.planning.workloads import asks_for_gpu, claims_devices, containers_of, failure_of
-from perseus_proto import keys
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:

@@ -25,8 +25,8 @@ from perseus_operator.solving.messages import BEGUN_METADATA, MAX_BYTES, Invalid
 from perseus_operator.solving.pool import digest_of
 from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.slots import FairSlots
-from perseus_proto.addresses import parse_address
-from perseus_proto.tls import CallerCredentials
+from perseus_runtime.addresses import parse_address
+from perseus_runtime.tls import CallerCredentials
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_core.units import mean_power_w
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
-from perseus_proto.units import mean_power_w
 
 MAX_ITERATION: Final = 2**53
 """Agents accept no larger number, and a status cannot hold one."""

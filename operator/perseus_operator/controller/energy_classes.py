@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from perseus_core import keys
 from perseus_operator.api.energy_class import (
     ClassCondition,
     ClassFigures,
@@ -30,7 +31,6 @@ from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
 from perseus_operator.objects import Json, Owner, Pod
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.workloads import workload_of
-from perseus_proto import keys
 
 JobKey = tuple[str, str]
 """Namespace and name of a PerseusJob."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from perseus_core.units import ms_from_s
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, SolveTimeout
@@ -22,7 +23,6 @@ from perseus_operator.solving.frontier import (
     stored_frontier,
 )
 from perseus_operator.solving.request import SolveRequest
-from perseus_proto.units import ms_from_s
 from perseus_solver.errors import SolverError
 
 logger = logging.getLogger(__name__)

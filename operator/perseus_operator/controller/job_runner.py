@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.api.power_status import DrawStatus
@@ -38,7 +39,6 @@ from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.workloads import select
-from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
 

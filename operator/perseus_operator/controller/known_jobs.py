@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.objects import Json
-from perseus_proto import keys
 
 _METADATA: Final = (
     "namespace",

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from perseus_core.gpus import curves_of
+from perseus_core.units import mw_from_w, us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import Pipeline
@@ -28,8 +30,6 @@ from perseus_operator.planning.profiling.reading import Reading
 from perseus_operator.planning.profiling.sweep import Key
 from perseus_operator.planning.training import Training
 from perseus_operator.solving.request import SolveRequest, schedule_of
-from perseus_proto.gpus import curves_of
-from perseus_proto.units import mw_from_w, us_from_s
 
 MOST_CANDIDATES: Final = 16
 """Profiles of a namespace that are looked at: each may hold a megabyte, and a tenant may store any number."""

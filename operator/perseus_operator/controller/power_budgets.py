@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from perseus_core import keys
 from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
 from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.api.schema import dump
@@ -27,7 +28,6 @@ from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement
 from perseus_operator.planning.power_draw import draw_to_status, member_from_status
 from perseus_operator.reporting.metrics import Metrics
-from perseus_proto import keys
 
 
 class SharingJob(Protocol):

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
+from perseus_core.rank import RankId
 from perseus_operator.planning.iterations import Report, forget_oldest
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
-from perseus_proto.rank import RankId
 from perseus_solver.schedules import Schedule
 
 

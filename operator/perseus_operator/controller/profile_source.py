@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perseus_core.units import mw_from_w
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import MAX_BLOCKING_POWER_MW, JobSpec
 from perseus_operator.api.schema import dump, parse
@@ -21,7 +22,6 @@ from perseus_operator.objects import ConfigMap, Json
 from perseus_operator.planning.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, csv_of
-from perseus_proto.units import mw_from_w
 
 
 @dataclass(frozen=True)

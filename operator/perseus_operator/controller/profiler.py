@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from perseus_core.units import s_from_us
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.stored import MAX_SWEEP_BYTES
 from perseus_operator.controller import profile_source
@@ -32,7 +33,6 @@ from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, fro
 from perseus_operator.planning.training import Training
 from perseus_operator.solving.frontier import SolvedFrontier, encode_uniform_plans
 from perseus_operator.solving.request import SolveRequest, check_profile, schedule_of
-from perseus_proto.units import s_from_us
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.schedules import Schedule
 

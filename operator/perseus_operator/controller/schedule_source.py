@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
+from perseus_core.instruction import InstructionKind
+from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.clients.kube_interface import Kube
 from perseus_operator.controller.config_map_ref import resolve
 from perseus_operator.errors import InvalidSchedule
 from perseus_operator.planning.node import DeclaredSchedule
-from perseus_proto.instruction import InstructionKind
-from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import errors as solver_errors
 from perseus_solver.schedules import read_schedule

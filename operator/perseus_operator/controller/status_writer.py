@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.versioned import Versioned
@@ -20,7 +21,6 @@ from perseus_operator.planning.job import Job
 from perseus_operator.reporting import document
 from perseus_operator.reporting.events import JobEvent, condition_events
 from perseus_operator.reporting.report import JobReport
-from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
 

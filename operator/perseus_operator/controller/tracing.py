@@ -20,9 +20,9 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from perseus_core import keys
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.objects import JobRef
-from perseus_proto import keys
 
 MOST_STEPS: Final = 200
 """Spans of one trace: a job without a plan, as in mode Recommend, reads its inputs again and again."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import Pipeline
@@ -45,7 +46,6 @@ from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.report import JobReport
 from perseus_operator.reporting.training_events import baseline_event, discarded_event, plan_event
 from perseus_operator.solving.frontier import SolvedFrontier
-from perseus_proto import keys
 
 
 class TrainingFamily(Family):

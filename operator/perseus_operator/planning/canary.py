@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perseus_core.units import ppm_from_ratio, ratio_from_ppm
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import CanaryStatus
-from perseus_proto.units import ppm_from_ratio, ratio_from_ppm
 
 
 class Phase(StrEnum):

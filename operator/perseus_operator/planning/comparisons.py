@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
+from perseus_core.units import ppm_from_ratio, ratio_from_ppm
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ComparisonStatus, Figures, PairStatus
 from perseus_operator.planning.iterations import Measured, measured_of
-from perseus_proto.units import ppm_from_ratio, ratio_from_ppm
 
 KEPT: Final = 20
 """Pairs that count: the latest. More would tell of a training that is long past."""

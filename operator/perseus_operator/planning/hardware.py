@@ -17,14 +17,14 @@ from itertools import chain
 from statistics import median
 from typing import Any, Final
 
+from perseus_core.latency import published_latency
+from perseus_core.units import s_from_us, us_from_s
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
 from perseus_operator.planning.evidence import MarkSource
 from perseus_operator.planning.gpu import MAX_CLOCKS, ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.planning.node import Node
-from perseus_proto.latency import published_latency
-from perseus_proto.units import s_from_us, us_from_s
 
 CHANGE: Final = 1.4
 """Figures that differ by less are not worth another solve."""

@@ -14,10 +14,10 @@ from functools import cached_property
 from statistics import median
 from typing import Final, TypeVar
 
+from perseus_core.rank import RankId
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import Figures
 from perseus_operator.planning.evidence import Evidence, combine
-from perseus_proto.rank import RankId
 
 T = TypeVar("T")
 

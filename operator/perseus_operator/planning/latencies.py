@@ -13,6 +13,8 @@ from itertools import chain
 from statistics import median
 from typing import Final
 
+from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock, published_latency
+from perseus_core.units import s_from_us, us_from_s
 from perseus_operator.planning.gpu import (
     MAX_CLOCKS,
     MAX_LATENCY_US,
@@ -22,8 +24,6 @@ from perseus_operator.planning.gpu import (
     is_possible,
     weighted_median,
 )
-from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock, published_latency
-from perseus_proto.units import s_from_us, us_from_s
 
 ENOUGH_CHANGES: Final = 32
 """Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
@@ -67,7 +67,7 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
 
     Returns:
         Of the clocks that were changed to often enough, ascending by clock, at most `MAX_CLOCKS`; see
-        `perseus_proto.latency.by_clock`.
+        `perseus_core.latency.by_clock`.
     """
     known, of_clock = list(latencies), dict[int, list[ClockMedian]]()
     known = known[:: 1 + len(known) // _MOST_GPUS]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.objects import Pod
-from perseus_proto import keys
 
 _UNKNOWN: Final[Mapping[str, str]] = {}
 _MOST: Final = 128

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
 from perseus_operator.planning.node_plans import NodePlans
-from perseus_proto.rank import RankId
 
 MOST_RANKS: Final = 1_024
 """Ranks of one node, and active slowdowns of its GPUs: many more than a node has GPUs. Agents say what they like."""

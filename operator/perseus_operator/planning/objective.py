@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from perseus_core.units import mean_power_w, s_from_us, us_from_s
 from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
-from perseus_proto.units import mean_power_w, s_from_us, us_from_s
 
 _GRID = 1.01
 """The target of a deadline by date changes with every iteration. Targets are rounded to a geometric grid of 1 %, so

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import median
 
+from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
@@ -37,7 +38,6 @@ from perseus_operator.planning.profiling.sweep import (
     common_clocks,
     finer_clocks,
 )
-from perseus_proto.units import us_from_s
 
 
 @dataclass(frozen=True)

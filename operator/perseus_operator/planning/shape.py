@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump, parse, parse_stored
@@ -19,7 +20,6 @@ from perseus_operator.planning.job import Job
 from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.node import DeclaredSchedule
 from perseus_operator.planning.workloads import absence, silent_pods
-from perseus_proto.instruction import InstructionKind
 
 
 def shape_of_ranks(job: Job) -> Pipeline | Explanation:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from perseus_core.units import mean_power_w
 from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.member import Member, held_limits_w
 from perseus_operator.planning.objective import Infeasible, Target
 from perseus_operator.planning.plan_power import claim, power_w, replicas_of
-from perseus_proto.units import mean_power_w
 
 
 def training_member(job: str, facts: Facts, target: Target | Infeasible | None, *, settled: bool) -> Member:

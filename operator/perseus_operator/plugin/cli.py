@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 import yaml
 
+from perseus_core import keys
 from perseus_operator.api.job import StragglerMode, parse_spec
 from perseus_operator.errors import (
     CannotAnswer,
@@ -49,8 +50,7 @@ from perseus_operator.plugin.tables import (
     listing_text,
     plan_text,
 )
-from perseus_proto import keys
-from perseus_proto.command_line import CommandParser
+from perseus_runtime.command_line import CommandParser
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 _PROGRAM: Final = "kubectl perseus"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.objective import ObjectiveType
@@ -17,7 +18,6 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.formatting import slowed_by
 from perseus_operator.objects import Json
 from perseus_operator.reporting.unmeasured import why_unmeasured
-from perseus_proto import keys
 
 
 class Finding(StrEnum):

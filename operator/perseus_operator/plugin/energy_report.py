@@ -13,9 +13,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import Final
 
+from perseus_core.units import kwh_from_j
 from perseus_operator.errors import CannotAnswer, InvalidSpec
 from perseus_operator.objects import Json
-from perseus_proto.units import kwh_from_j
 
 SINCE: Final = re.compile(r"[1-9][0-9]{0,3}[mhdw]")
 """A time as PromQL has it, such as 30d."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from perseus_core import keys
+from perseus_core.units import mw_from_w, us_from_s
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
@@ -18,8 +20,6 @@ from perseus_operator.plugin.classes import ClassReader, class_of_namespace
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier
 from perseus_operator.solving.request import SolveRequest
-from perseus_proto import keys
-from perseus_proto.units import mw_from_w, us_from_s
 from perseus_solver.errors import SolverError
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator

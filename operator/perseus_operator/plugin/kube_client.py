@@ -15,9 +15,9 @@ import kubernetes.client as k8s
 import kubernetes.config as k8s_config
 import urllib3.exceptions
 
+from perseus_core import keys
 from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import ConfigMap, Json, StoredObject
-from perseus_proto import keys
 
 _TIMEOUT_S: Final = 15.0
 _ATTEMPTS: Final = 5

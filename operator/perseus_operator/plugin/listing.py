@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from perseus_core.units import mean_power_w
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.formatting import slowed_by
 from perseus_operator.objects import Json
-from perseus_proto.units import mean_power_w
 
 _PREDICTED: Final = ("energySaved", "energySavedLow", "energySavedHigh", "restsOn")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from perseus_core.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
 from perseus_operator.api.objective import ObjectiveType
@@ -20,7 +21,6 @@ from perseus_operator.formatting import megahertz, milliseconds, percent, second
 from perseus_operator.objects import Json
 from perseus_operator.planning.plan_power import replicas_of
 from perseus_operator.plugin.job import PlannedJob
-from perseus_proto.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.kinds import Kind
 from perseus_solver.model.simulator import Simulator

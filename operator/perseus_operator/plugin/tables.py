@@ -8,10 +8,10 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
+from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_us
 from perseus_operator.formatting import counted, joules, seconds, small_percent
 from perseus_operator.objects import Json
 from perseus_operator.plugin.plot import Mark, draw
-from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_us
 
 _SHOWN = 16
 """Points of a frontier in a table without ``--all``."""

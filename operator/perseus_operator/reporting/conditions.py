@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_core import keys
+from perseus_core.units import ratio_from_ppm, s_from_ms
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.formatting import counted, fine_percent, percent, seconds, small_percent
@@ -24,8 +26,6 @@ from perseus_operator.planning.training import Training
 from perseus_operator.reporting.job_conditions import agents_ready, all_conditions
 from perseus_operator.reporting.recommendation import limited, recommendation, slowed
 from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage
-from perseus_proto import keys
-from perseus_proto.units import ratio_from_ppm, s_from_ms
 
 _HELD_AT: Final = {
     Hold.SEGMENTS: "a plan with one clock for each part of a stage",

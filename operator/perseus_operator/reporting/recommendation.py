@@ -5,6 +5,7 @@ These are predictions. Measured savings are in ``status``.
 
 from __future__ import annotations
 
+from perseus_core.gpus import TRUE_SHARES
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.formatting import joules, percent, seconds, slowed_by
 from perseus_operator.planning.objective import FrontierView
@@ -13,7 +14,6 @@ from perseus_operator.planning.plan_power import power_w, replicas_of
 from perseus_operator.planning.planner import TrainingDecision, common_point
 from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.training import Training
-from perseus_proto.gpus import TRUE_SHARES
 
 
 def advised(training: Training, decision: TrainingDecision) -> AdviceStatus | None:

@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.clients.pods import owner_of
 from perseus_operator.objects import Json
 from perseus_operator.planning.workloads import asks_for_gpu, workload_of
 from perseus_operator.servers.pod_injection import Injected
-from perseus_proto import keys
 
 _LONGEST: Final = 63
 """Characters of a label's value."""

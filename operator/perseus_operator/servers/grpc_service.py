@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from perseus_core.units import s_from_ms
 from perseus_operator.clients.peers import ERROR_METADATA
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
@@ -27,7 +28,6 @@ from perseus_operator.errors import (
     UnknownJob,
 )
 from perseus_operator.servers.rpc_server import authorise
-from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
 

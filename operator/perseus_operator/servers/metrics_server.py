@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from perseus_proto.http_server import CachedPage, HttpServer
+from perseus_runtime.http_server import CachedPage, HttpServer
 
 
 class Exposes(Protocol):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.objects import Json
 from perseus_operator.servers.socket_offers import GPUS
-from perseus_proto import keys
 
 VOLUME: Final = "perseus-agent"
 _WINDOWS: Final = f"{keys.LABEL_JOB}: a pod for Windows cannot reach an agent"

@@ -10,7 +10,7 @@ import grpc.aio
 
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import NotAllowed
-from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_runtime.tls import CONNECTION_AGE, server_credentials
 
 _SAN: Final = "x509_subject_alternative_name"
 _OPTIONS: Final = (("grpc.so_reuseport", 0), CONNECTION_AGE)

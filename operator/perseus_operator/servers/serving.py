@@ -28,10 +28,10 @@ from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
 from perseus_operator.settings import Settings
-from perseus_proto.addresses import on_loopback, parse_address
-from perseus_proto.http_server import Certificate
 from perseus_proto.v1alpha1.operator_pb2_grpc import add_OperatorServicer_to_server
 from perseus_proto.v1alpha1.peer_pb2_grpc import add_PeerServicer_to_server
+from perseus_runtime.addresses import on_loopback, parse_address
+from perseus_runtime.http_server import Certificate
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perseus_proto import keys
+from perseus_core import keys
 
 GPUS: Final = "nvidia.com/"
 """Beginning of the names of all resources that are GPUs, whole or in parts, which the agent might drive."""

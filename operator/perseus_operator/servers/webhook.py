@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import kopf
 
+from perseus_core import keys
 from perseus_operator.servers.class_labels import label_pod, wants_class
 from perseus_operator.servers.pod_injection import Injected, inject, request
 from perseus_operator.servers.socket_offers import SocketOffers
 from perseus_operator.settings import Settings
-from perseus_proto import keys
-from perseus_proto.addresses import EVERYWHERE, parse_address
+from perseus_runtime.addresses import EVERYWHERE, parse_address
 
 WEBHOOK_ID: Final = "inject"
 """Path of the webhook, as in the chart's configuration: adds the mount of the socket's directory."""

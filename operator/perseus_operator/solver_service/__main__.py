@@ -25,10 +25,10 @@ from perseus_operator.solver_service.settings import SolverSettings
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.messages import MAX_BYTES
 from perseus_operator.solving.process import run_worker
-from perseus_proto.logs import log_to_stderr
-from perseus_proto.ready_file import write_ready_file
-from perseus_proto.settings import parse_or_exit
 from perseus_proto.v1alpha1.solver_pb2_grpc import add_SolverServicer_to_server
+from perseus_runtime.logs import log_to_stderr
+from perseus_runtime.ready_file import write_ready_file
+from perseus_runtime.settings import parse_or_exit
 
 logger = logging.getLogger("perseus_operator.solver_service")
 

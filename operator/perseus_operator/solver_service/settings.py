@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perseus_proto import keys
-from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
+from perseus_core import keys
+from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.units import s_from_us
 from perseus_operator.errors import SolveFailed
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
-from perseus_proto.units import s_from_us
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s, verified
 from perseus_solver.calibration.recorder import MOST_ITERATIONS

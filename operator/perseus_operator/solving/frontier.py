@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from perseus_core.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES, FrontierSpec
 from perseus_operator.errors import InvalidSpec
@@ -23,7 +24,6 @@ from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
-from perseus_proto.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.model import result

@@ -6,8 +6,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from perseus_core.units import ms_from_s, s_from_ms
 from perseus_operator.solving.process import LONGEST_MESSAGE, Outcome, Task, Verdict
-from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import solver_pb2
 
 MAX_BYTES: Final = 64 << 20

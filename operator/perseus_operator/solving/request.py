@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from perseus_core.units import w_from_mw
 from perseus_operator.errors import InvalidProfile
-from perseus_proto.units import w_from_mw
 from perseus_solver.significance import NO_SLOWDOWN
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perseus_proto import keys
-from perseus_proto.rank import RankId
-from perseus_proto.units import s_from_us
+from perseus_core import keys
+from perseus_core.rank import RankId
+from perseus_core.units import s_from_us
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
 from perseus_sim.gpus.kubelet import AdmittedPod
 from perseus_sim.gpus.shared_gpu import SharedGpu

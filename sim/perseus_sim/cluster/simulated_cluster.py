@@ -22,9 +22,9 @@ from typing import Any, Self
 import yaml
 from kubernetes import client, config, dynamic
 
-from perseus_proto import keys
-from perseus_proto.rank import RankId
-from perseus_proto.units import mw_from_w
+from perseus_core import keys
+from perseus_core.rank import RankId
+from perseus_core.units import mw_from_w
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perseus_proto.gpus import GPU_MODELS
+from perseus_core.gpus import GPU_MODELS
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from perseus_proto.gpus import GPU_MODELS
+from perseus_core.gpus import GPU_MODELS
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ EXAMPLES: Final = """\
   perseus sample --gpu-model h100 --stages 8 > profile.csv
   perseus sample --gpu-model a100 --step-ms 400 > steps.csv
 
-The figures of newer models are partly assumed; proto/perseus_proto/gpus has the source of each.
+The figures of newer models are partly assumed; core/perseus_core/gpus has the source of each.
 """
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from perseus_proto.command_line import CommandParser
+from perseus_runtime.command_line import CommandParser
 from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from kubernetes import client
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import RunningJob
 from perseus_sim.demo.results import Executed, Measurement, Prediction
 from perseus_sim.demo.time_scale import TimeScale

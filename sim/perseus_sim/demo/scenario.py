@@ -17,8 +17,8 @@ from typing import Any, Final
 import yaml
 
 from perseus_agent.devices.base import EventReason
-from perseus_proto import keys
-from perseus_proto.units import mw_from_w, s_from_ms, us_from_s, w_from_mw
+from perseus_core import keys
+from perseus_core.units import mw_from_w, s_from_ms, us_from_s, w_from_mw
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.demo.observer import DemoFailed, Observer, condition
 from perseus_sim.demo.report import against_text, measured_text, savings_text, share_text, write_report

@@ -12,7 +12,7 @@ import csv
 import io
 from dataclasses import dataclass, replace
 
-from perseus_proto.units import j_from_mj, s_from_us
+from perseus_core.units import j_from_mj, s_from_us
 from perseus_solver.model.result import Frontier
 
 _SCALED = ("time", "energy")

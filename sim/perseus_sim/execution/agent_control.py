@@ -27,12 +27,12 @@ from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
+from perseus_core.instruction import Instruction, InstructionKind
+from perseus_core.latency import SwitchLatency
+from perseus_core.rank import RankId
+from perseus_core.units import s_from_us, us_from_s
 from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
-from perseus_proto.instruction import Instruction, InstructionKind
-from perseus_proto.latency import SwitchLatency
 from perseus_proto.planset import StageSchedule
-from perseus_proto.rank import RankId
-from perseus_proto.units import s_from_us, us_from_s
 from perseus_sim.execution.executor import Control, Executor
 from perseus_sim.execution.pipeline import Pipeline
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from perseus_agent.acceptance.workload import WorkItem, WorkloadFailed
 from perseus_agent.devices.base import Device
-from perseus_proto.units import mw_from_w, s_from_us
+from perseus_core.units import mw_from_w, s_from_us
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shared_gpu import Physics

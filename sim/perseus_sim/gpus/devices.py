@@ -18,7 +18,7 @@ from pathlib import Path
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceFailed, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
-from perseus_proto.units import s_from_ms, us_from_s, w_from_mw
+from perseus_core.units import s_from_ms, us_from_s, w_from_mw
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.gpus.switching import Switches

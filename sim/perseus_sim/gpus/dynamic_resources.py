@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import grpc
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_proto.dra import dra_pb2 as messages
 from perseus_proto.dra import dra_pb2_grpc as stubs
 from perseus_proto.registration import registration_pb2 as registration

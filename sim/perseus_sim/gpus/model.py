@@ -1,4 +1,4 @@
-"""Simulated GPU models: the figures of ``perseus_proto.gpus`` with the behaviour of a driver."""
+"""Simulated GPU models: the figures of ``perseus_core.gpus`` with the behaviour of a driver."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perseus_proto.gpus import FILES, GpuCurves, read_figures
-from perseus_proto.latency import faster_model, published_latency
+from perseus_core.gpus import FILES, GpuCurves, read_figures
+from perseus_core.latency import faster_model, published_latency
 from perseus_sim.gpus.switching import DriverModel
 
 
@@ -39,4 +39,4 @@ class GpuModel(GpuCurves):
 
 
 MODELS = {path.stem: GpuModel.read(path) for path in FILES}
-"""By the names of ``perseus_proto.gpus.GPU_MODELS``."""
+"""By the names of ``perseus_core.gpus.GPU_MODELS``."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.units import mw_from_w, us_from_ns, us_from_s
+from perseus_core.units import mw_from_w, us_from_ns, us_from_s
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.nvml_shim import SONAME, Shim
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request

@@ -1,6 +1,6 @@
 """What a simulated driver takes for a change of a clock: draws of calls and latencies, and who holds its lock.
 
-Both are log-normal around the published medians, with the published tails (``perseus_proto.latency``). A part of the
+Both are log-normal around the published medians, with the published tails (``perseus_core.latency``). A part of the
 spread belongs to the target clock and stays as it is for a GPU model; the rest differs from call to call. Rare outliers
 come on top. Slow calls belong to slow changes: one random number moves both. Standard library only: trainers import
 this.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 
 _Z99: Final = 2.3263478740408408
 _TIMES: Final = ("call_p99_s", "reader_period_s", "reader_call_s", "energy_period_s", "power_period_s")

@@ -14,7 +14,7 @@ from typing import Final
 from perseus_agent.acceptance.workload import WorkItem
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import InvalidClock
-from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
+from perseus_core.units import mj_from_j, mw_from_w, us_from_s
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.switching import DriverLock, Switches
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from perseus_proto.serving import ClockTable
+from perseus_core.serving import ClockTable
 from perseus_sim.serving.engine import Engine
 from perseus_sim.serving.machine import Costs, Machine, Step
 from perseus_sim.serving.objective import Objective

@@ -10,7 +10,7 @@ import math
 from collections import deque
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
-from perseus_proto.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
+from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
 from perseus_sim.serving.engine import Engine
 from perseus_sim.serving.fleet import Asked
 from perseus_sim.serving.machine import Machine, Step

@@ -10,7 +10,7 @@ clock no longer keeps the memory busy. `Assumptions` holds what sources disagree
 range.
 
 power = idle + active · r · V² while a step runs, and in it for each byte and each operation a fixed energy, that of an
-operation with V². ``r`` is the clock over the highest, ``V`` as in ``perseus_proto.gpus``. Where products would draw
+operation with V². ``r`` is the clock over the highest, ``V`` as in ``perseus_core.gpus``. Where products would draw
 more than the power limit, the clock falls until they do not.
 """
 
@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perseus_proto.gpus import GpuCurves, known_gpus
+from perseus_core.gpus import GpuCurves, known_gpus
 
 _FIGURES: Final[dict[str, Any]] = tomllib.loads((Path(__file__).with_name("figures.toml")).read_text(encoding="utf-8"))
 _KERNELS: Final = {name: figure["value"] for name, figure in _FIGURES["kernels"].items()}

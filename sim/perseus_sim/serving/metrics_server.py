@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from math import exp, log
 from typing import Final
 
-from perseus_proto.http_server import HttpServer
+from perseus_runtime.http_server import HttpServer
 from perseus_sim.serving.exposition import EngineMetrics
 from perseus_sim.serving.recorded_pages import EngineKind
 

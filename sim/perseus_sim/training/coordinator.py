@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from perseus_proto.rank import RankId
-from perseus_proto.units import us_from_ns
+from perseus_core.rank import RankId
+from perseus_core.units import us_from_ns
 
 LATEST_US: Final = 2_000_000
 """In real time, how far a job may be behind its machine before that time counts as lost to it."""

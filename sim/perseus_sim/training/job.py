@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from perseus_proto.rank import RankId
-from perseus_proto.units import us_from_ns, us_from_s
+from perseus_core.rank import RankId
+from perseus_core.units import us_from_ns, us_from_s
 from perseus_sim.execution.hosts import Hosts
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed

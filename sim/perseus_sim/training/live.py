@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import perseus_client
 from perseus_client.session import Session
-from perseus_proto.gpus import BACKWARD_RATIO
-from perseus_proto.units import s_from_us, us_from_ns
+from perseus_core.gpus import BACKWARD_RATIO
+from perseus_core.units import s_from_us, us_from_ns
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
 from perseus_sim.training.engine import Engine, Gpu, Table

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto import keys
-from perseus_proto.rank import RankId
-from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
+from perseus_core import keys
+from perseus_core.rank import RankId
+from perseus_core.units import j_from_mj, s_from_us, us_from_ns, us_from_s
 from perseus_sim.gpus.shim_gpu import NoGpus, granted
 from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
 from perseus_sim.training.pod_rank import NEIGHBOUR_TIMEOUT_S, listen, receive_message, send_message

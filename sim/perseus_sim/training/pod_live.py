@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from perseus_proto.gpus import BACKWARD_RATIO
-from perseus_proto.units import us_from_s
+from perseus_core.gpus import BACKWARD_RATIO
+from perseus_core.units import us_from_s
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu, granted
 from perseus_sim.training.live import LiveGpu, run, tables_of

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.units import us_from_ns
+from perseus_core.units import us_from_ns
 from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu
 from perseus_sim.training.rank import JobLost
 from perseus_sim.training.run_ahead import make_rank

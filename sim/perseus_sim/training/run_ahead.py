@@ -19,9 +19,9 @@ from perseus_client.gpu_events import EventTimer
 from perseus_client.gpu_marks import GpuMarks
 from perseus_client.marks import TimedMarks, make_marks
 from perseus_client.session import Session
+from perseus_core.units import s_from_us, us_from_ns
 from perseus_proto.channel import ChannelWriter, MarkSource
 from perseus_proto.hello import Hello, Timing, make_schedule
-from perseus_proto.units import s_from_us, us_from_ns
 from perseus_sim.gpus.shared_gpu import Physics
 from perseus_sim.training.engine import Gpu
 from perseus_sim.training.rank import JobLost, Rank

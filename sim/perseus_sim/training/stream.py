@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perseus_client.gpu_marks import Write
-from perseus_proto.units import us_from_ns
+from perseus_core.units import us_from_ns
 from perseus_sim.training.rank import JobLost
 
 _IDLE: Final = None

@@ -9,7 +9,7 @@ import argparse
 import math
 from pathlib import Path
 
-from perseus_proto.units import ratio_from_percent
+from perseus_core.units import ratio_from_percent
 
 DEFAULT_CONFIDENCE = 0.95
 """Share of the iterations that keep a rehearsed plan's time."""

@@ -12,7 +12,7 @@ from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
-    from perseus_proto.gpus import GpuCurves
+    from perseus_core.gpus import GpuCurves
     from perseus_solver.model.simulator import Simulator
 
 _INSTEAD: Final = ("layers", "head_layers", "iteration_s", "instructions", "iterations")
@@ -78,7 +78,7 @@ def curves_of(model: str) -> GpuCurves:
     Raises:
         SolverError: there are none.
     """
-    from perseus_proto import gpus
+    from perseus_core import gpus
 
     found = gpus.curves_of(model)
     if found is None:
@@ -129,7 +129,7 @@ def read_baseline(options: argparse.Namespace, curves: GpuCurves) -> tuple[Simul
 
 def basis(options: argparse.Namespace, curves: GpuCurves) -> str:
     """Say in a clause what such an estimate rests on, and how far off it may be."""
-    from perseus_proto.gpus import TRUE_SHARES
+    from perseus_core.gpus import TRUE_SHARES
     from perseus_solver.model.assumed import HEAD_LAYERS
 
     if options.instructions is not None:

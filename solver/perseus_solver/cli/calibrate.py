@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perseus_proto.units import fractional_ms_from_s
+from perseus_core.units import fractional_ms_from_s
 from perseus_solver.cli import common
 
 if TYPE_CHECKING:

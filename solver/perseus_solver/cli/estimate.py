@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         raise SolverError("--hardware already says what --gpu would; leave one out")
     assumed.check(options)
     write = common.reserve_json(options, outputs)
-    from perseus_proto.gpus import TRUE_SHARES
+    from perseus_core.gpus import TRUE_SHARES
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
 

@@ -15,7 +15,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.command_line import BAD_INPUT, CommandParser
+from perseus_runtime.command_line import BAD_INPUT, CommandParser
 from perseus_solver.cli import calibrate, compare, estimate, frontier, plan, rehearse, terminal
 from perseus_solver.errors import SolverError
 

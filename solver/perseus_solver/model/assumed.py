@@ -2,7 +2,7 @@
 model or from one run, and how time and power follow the clock, from the published curves of a GPU model.
 
 The imbalance of stages is most of what is saved, and layers give it: they are split evenly, as frameworks do, and the
-last position also has the language-model head. What such a profile is worth is `perseus_proto.gpus.TRUE_SHARES`.
+last position also has the language-model head. What such a profile is worth is `perseus_core.gpus.TRUE_SHARES`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from perseus_proto.gpus import BACKWARD_RATIO, GpuCurves
+from perseus_core.gpus import BACKWARD_RATIO, GpuCurves
 from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Floats, Kind
 from perseus_solver.schedules import Schedule

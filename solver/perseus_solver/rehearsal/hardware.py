@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from perseus_proto.latency import SwitchLatency, published_latency
+from perseus_core.latency import SwitchLatency, published_latency
 from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Kind
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from perseus_proto.serving import MOST_EDGES
+from perseus_core.serving import MOST_EDGES
 from perseus_solver.errors import InvalidProblem
 
 SHARE: Final = 0.7

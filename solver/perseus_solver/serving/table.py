@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from perseus_proto.serving import DEFAULT_CLOCKS, MOST_EDGES, ClockTable
+from perseus_core.serving import DEFAULT_CLOCKS, MOST_EDGES, ClockTable
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats
 from perseus_solver.serving.fit import Seen

@@ -29,7 +29,7 @@ import yaml
 from tests.waiting import PATIENCE_S
 
 from perseus_agent.servers.grpc_service import digest_of
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs

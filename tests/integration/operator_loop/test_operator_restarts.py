@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes.aio.client as k8s
 from tests.integration.operator_loop.conftest import GROUP, STAGES, World
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.profiles import profile_csv
 
 

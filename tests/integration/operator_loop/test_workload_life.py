@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes.aio.client
 from tests.integration.operator_loop.conftest import GROUP, PIPELINES, STAGES, World
 
-from perseus_proto import keys
+from perseus_core import keys
 from perseus_sim.profiles import profile_csv
 
 JOB = {"batch.kubernetes.io/job-name": "train"}

@@ -23,7 +23,7 @@ from perseus_agent.acceptance.restoration import RestorationFailed
 from perseus_agent.acceptance.workload import WorkItem
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
-from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency
+from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
 from perseus_sim.gpus.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime

@@ -33,10 +33,10 @@ from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
 from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverMismatch
+from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_proto.rank import RankId
 
 CLOCKS = [1200, 900, 1200, 900]
 HELD_US = 600_000_000

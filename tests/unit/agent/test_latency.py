@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from perseus_agent.clocks.call_queue import Waits
 from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
 from perseus_agent.clocks.plans import StagePlan
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
+from perseus_core.units import s_from_us
 from perseus_proto.planset import StageSchedule
-from perseus_proto.units import s_from_us
 from perseus_solver.rehearsal import Hardware
 
 PUBLISHED = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed")

@@ -11,7 +11,7 @@ from tests.doubles.recording_node import plan_set_of
 
 from perseus_agent.clocks.plans import MAX_PENDING, JobPlans, wake_map
 from perseus_agent.errors import InvalidRequest, UnknownPlan
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_proto.planset import PlanSet, decode_plan_set
 
 

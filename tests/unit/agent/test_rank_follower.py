@@ -12,10 +12,10 @@ from tests.doubles.recording_trainer import schedule_of
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.telemetry import RankProcess
+from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_proto.rank import RankId
 
 COUNT = 4
 POINT_0 = [1200, 900, 900, 1200]

@@ -19,7 +19,7 @@ from perseus_agent.clocks.telemetry import (
     TelemetryHub,
 )
 from perseus_agent.errors import TooMuch
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 

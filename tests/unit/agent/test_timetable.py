@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perseus_agent.clocks.drawing import AHEAD
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.timetable import PERIOD_MIN_US, Timetable
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 
 LEAD = Lead(5_000, 2_000)
 WATCHED = 2

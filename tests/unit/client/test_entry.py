@@ -14,8 +14,8 @@ import pytest
 import perseus_client
 from perseus_client import entry
 from perseus_client.session import LiveSession, Session
+from perseus_core.keys import ENV_SOCKET
 from perseus_proto.hello import Timing
-from perseus_proto.keys import ENV_SOCKET
 
 SCHEDULE: list[tuple[str | int, int, int]] = [("forward", 0, 0), ("backward", 0, 0)]
 
@@ -117,4 +117,4 @@ def test_the_client_loads_nothing_beyond_the_standard_library() -> None:
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=90)
-    assert result.stdout.split() == ["perseus_client", "perseus_proto"]
+    assert result.stdout.split() == ["perseus_client", "perseus_core", "perseus_proto"]

@@ -16,7 +16,7 @@ import perseus_client
 from perseus_client import framework, torch_pipelining
 from perseus_client.framework import Attachment, Cell, Unsupported
 from perseus_client.session import Session
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 from perseus_solver.schedules import build_schedule, read_schedule
 
 Call = tuple[str, Any]

@@ -11,7 +11,7 @@ import pytest
 import perseus_client
 from perseus_client import loops as module
 from perseus_client.session import Session
-from perseus_proto.keys import ENV_SOCKET
+from perseus_core.keys import ENV_SOCKET
 
 
 class Recorder(Session):

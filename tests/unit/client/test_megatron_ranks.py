@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perseus_client.megatron import _rank_id
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 
 LONG = {"pp": "pipeline_model", "tp": "tensor_model", "cp": "context", "dp": "data"}
 SHAPES = [

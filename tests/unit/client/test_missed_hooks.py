@@ -12,8 +12,8 @@ from perseus_client import megatron
 from perseus_client.framework import Attachment
 from perseus_client.marks import make_marks
 from perseus_client.session import EMPTY_STEPS, LiveSession, Session
+from perseus_core.instruction import Instruction
 from perseus_proto.hello import make_schedule
-from perseus_proto.instruction import Instruction
 
 SCHEDULE: tuple[Instruction, ...] = make_schedule([("forward", 0, 0), ("backward", 0, 0)])
 

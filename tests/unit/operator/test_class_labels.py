@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from perseus_core import keys
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.clients.pods import owner_of
 from perseus_operator.planning.workloads import workload_of
 from perseus_operator.servers.class_labels import label_pod
-from perseus_proto import keys
 
 JOB_SET = "jobset.sigs.k8s.io"
 GPU = {"limits": {"nvidia.com/gpu": "8"}}

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.latency import published_latency
+from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import dump, openapi_of, parse
 from perseus_operator.api.status import HardwareStatus
@@ -42,8 +44,6 @@ from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.training import Training
 from perseus_operator.reporting import document, status
-from perseus_proto.latency import published_latency
-from perseus_proto.units import us_from_s
 from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -23,6 +23,7 @@ import pytest
 from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, family_of, operator_of, spec_of
 from tests.waiting import eventually
 
+from perseus_core import keys
 from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
@@ -48,8 +49,7 @@ from perseus_operator.solving import worker
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.slots import FairSlots
-from perseus_proto import keys
-from perseus_proto.logs import JsonFormatter
+from perseus_runtime.logs import JsonFormatter
 from perseus_sim.profiles import profile_csv
 
 SETTINGS = Settings(insecure=True)

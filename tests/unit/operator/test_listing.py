@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from tests.unit.operator.conftest import operator_of
 
+from perseus_core import keys
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.errors import KubeError, KubeForbidden, KubeUnavailable
 from perseus_operator.reporting.metrics import Metrics
-from perseus_proto import keys
 
 PODS = 1_234
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
+from perseus_core.gpus import TRUE_SHARES, known_gpus
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.controller.observer import MOST_CANDIDATES, Observer
 from perseus_operator.controller.profile_source import StoredProfile, shape_of
@@ -31,7 +32,6 @@ from perseus_operator.planning.profiling.sweep import Recipe
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.solving.request import SolveRequest
-from perseus_proto.gpus import TRUE_SHARES, known_gpus
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.conftest import LIMITS
 
+from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.objects import Pod
@@ -16,7 +17,6 @@ from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Acquire, AwaitRenewal, Push, Release, Renew, Select
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_operator.reporting.conditions import conditions_of
-from perseus_proto.rank import RankId
 
 
 def test_nothing_accepted_means_nothing_done(job: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from tests.doubles.stored_objects import stored_object
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
@@ -30,7 +31,6 @@ from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_
 from perseus_operator.solving.frontier import frontier_to_spec, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
-from perseus_proto import keys
 from perseus_sim.profiles import profile_csv
 
 STAGES, PIPELINES, TENSOR = 2, 3, 2

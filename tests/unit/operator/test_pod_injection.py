@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perseus_core import keys
 from perseus_operator.servers.pod_injection import VOLUME, Injected, inject, request
-from perseus_proto import keys
 
 SOCKET = "/run/perseus/agent.sock"
 DIRECTORY = "/run/perseus"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_core.gpus import BACKWARD_RATIO
 from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.iterations import Report
@@ -33,7 +34,6 @@ from perseus_operator.planning.profiling.sweep import (
     from_json,
     to_json,
 )
-from perseus_proto.gpus import BACKWARD_RATIO
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import stage_weights
 from perseus_solver.kinds import Kind

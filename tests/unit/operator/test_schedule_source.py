@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.made_up_profiles import PIPELINES
 
+from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.controller.schedule_source import (
@@ -20,7 +21,6 @@ from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
 from perseus_operator.planning.node import Rank
 from perseus_operator.solving.request import SolveRequest, schedule_of
-from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.conftest import LIMITS
 
+from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
@@ -20,7 +21,6 @@ from perseus_operator.planning.node import Rank
 from perseus_operator.planning.planner import decide
 from perseus_operator.planning.shape import shape_from_status, shape_of_ranks, shape_to_status
 from perseus_operator.reporting.conditions import conditions_of
-from perseus_proto.instruction import InstructionKind
 
 FORWARD_BACKWARD = ((1, 0, 0), (2, 0, 0))
 STEP = ((int(InstructionKind.STEP), 0, 0),)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from perseus_core import keys
 from perseus_operator.servers.socket_offers import SocketOffers
-from perseus_proto import keys
 
 GPUS = {"nvidia.com/gpu": "8"}
 OFFER = {keys.RESOURCE_AGENT: "10k"}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Reason
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.status_writer import NEVER_S
@@ -18,7 +19,6 @@ from perseus_operator.controller.versioned import Versioned, is_newer
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.power_allocation import Share
-from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
 

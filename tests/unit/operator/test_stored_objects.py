@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from perseus_core import keys
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.errors import KubeConflict, KubeNotFound
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json
-from perseus_proto import keys
 
 JOB = JobRef("ns", "job", "uid")
 OURS = {MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: JOB.name}

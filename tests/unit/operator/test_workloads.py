@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
@@ -26,7 +27,6 @@ from perseus_operator.planning.workloads import (
     select,
     silent_pods,
 )
-from perseus_proto import keys
 
 NAME = "train"
 

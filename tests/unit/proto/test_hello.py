@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_core.instruction import Instruction, InstructionKind
 from perseus_proto import hello as wire
 from perseus_proto.hello import ChannelError, Hello, Reason, Refusal, Timing, Welcome
-from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.v1alpha1 import agent_pb2
 
 HINT = "GPU-8a9c3d1e-0000-4000-8000-000000000001"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perseus_core import keys
 from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease
-from perseus_proto import keys
 from perseus_sim.cluster import rbac
 
 READING = {"get", "list", "watch"}

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.client_agent import Agent
 from tests.waiting import eventually
 
+from perseus_core.rank import RankId
 from perseus_proto.channel import IterationRecord, MarkSource
 from perseus_proto.hello import Timing
-from perseus_proto.rank import RankId
 from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu

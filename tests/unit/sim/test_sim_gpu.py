@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perseus_agent.devices.base import Controllability, Device, EventReason, open_device_set
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
-from perseus_proto.units import mw_from_w
+from perseus_core.units import mw_from_w
 from perseus_sim.gpus import devices as devices_module
 from perseus_sim.gpus import shared_gpu as shared_gpu_module
 from perseus_sim.gpus.devices import Fault, SimulatedDevice, open_devices

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_proto.latency import published_latency
+from perseus_core.latency import published_latency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.profiles import profile_csv, stage_weights
 from perseus_solver.cli.main import main

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.waiting import eventually
 
-from perseus_proto.rank import RankId
+from perseus_core.rank import RankId
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes

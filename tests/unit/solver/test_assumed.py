@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perseus_proto.gpus import BACKWARD_RATIO, TRUE_SHARES, known_gpus
+from perseus_core.gpus import BACKWARD_RATIO, TRUE_SHARES, known_gpus
 from perseus_solver.cli.main import main
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import SolverError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_proto.latency import SwitchLatency
+from perseus_core.latency import SwitchLatency
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import Planner, solve_deadline

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from perseus_core.units import s_from_us
 from perseus_operator.formatting import percent
 from perseus_operator.planning.profiling.sweep import MOST_FINER, Recipe
-from perseus_proto.units import s_from_us
 
 
 @dataclass(frozen=True)

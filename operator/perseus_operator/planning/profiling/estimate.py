@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_core.gpus import GpuCurves
+from perseus_core.units import energy_mj, mean_power_w
 from perseus_operator.planning.profiling.reading import Reading, StageReading
 from perseus_operator.planning.profiling.sweep import Key, Row, choose_clocks, csv_of_rows
-from perseus_proto.gpus import GpuCurves
-from perseus_proto.units import energy_mj, mean_power_w
 
 CLOCKS: Final = 24
 """As many as a sweep measures by default."""

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from perseus_core.units import energy_mj, j_from_mj, mean_power_w, s_from_us
 from perseus_operator.planning.profiling.reading import Certainty, Mean, Reading, StageReading, levelled
-from perseus_proto.units import energy_mj, j_from_mj, mean_power_w, s_from_us
 
 Key = tuple[int, str, int]
 """Stage, kind of instruction, chunk."""

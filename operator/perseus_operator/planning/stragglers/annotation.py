@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perseus_core import keys
+from perseus_core.units import s_from_us
 from perseus_operator.errors import InvalidSpec
-from perseus_proto import keys
-from perseus_proto.units import s_from_us
 
 _ENTRY = re.compile(
     r"(?P<id>\d{1,5}|GPU-[0-9a-zA-Z-]{1,60}):(?P<delay>\d{1,7}(?:\.\d{1,6})?):(?P<slowdown>\d{1,3}(?:\.\d{1,6})?)"

@@ -21,8 +21,8 @@ from perseus_operator.errors import KubeError, UnknownJob
 from perseus_operator.servers.web.access import Access, NotKnown, Viewer
 from perseus_operator.servers.web.responses import NotThere, job_document, overview, plan_document
 from perseus_operator.servers.web.shares import Shares
-from perseus_proto.addresses import on_loopback
-from perseus_proto.http_server import Certificate, HttpServer
+from perseus_runtime.addresses import on_loopback
+from perseus_runtime.http_server import Certificate, HttpServer
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_agent.serving.law import Choice, EngineLaw, LawSettings, Reason
-from perseus_proto.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, MOST_SHARES, ClockTable, EngineSample
+from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, MOST_SHARES, ClockTable, EngineSample
 
 HIGHEST = 1980
 LADDER = (705, 900, 1005, 1200, 1500, 1800)

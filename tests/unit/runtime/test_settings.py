@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perseus_proto.settings import BaseSettings, InvalidSetting, flag_of, names_of, parse_settings, setting
+from perseus_runtime.settings import BaseSettings, InvalidSetting, flag_of, names_of, parse_settings, setting
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from perseus_proto import http_server
-from perseus_proto.addresses import parse_address
-from perseus_proto.http_server import MAX_CONNECTIONS, CachedPage, Certificate, HttpServer
+from perseus_runtime import http_server
+from perseus_runtime.addresses import parse_address
+from perseus_runtime.http_server import MAX_CONNECTIONS, CachedPage, Certificate, HttpServer
 from perseus_sim.cluster.pki import Authority
 
 

@@ -7,7 +7,7 @@ with the clock held where power would exceed the board's limit, which is why the
 constants are data, one file a GPU beside this module, each with its source. Those of A100 and A40 are least-squares
 fits to the stage profiles in the public artifact of the SOSP'24 paper (branch kronos of ml-energy/zeus); most of the
 others are assumed and say so. The operator estimates from them what it has not measured, and simulated GPUs follow
-them. How long clock changes take is in ``perseus_proto.latency``. Standard library only.
+them. How long clock changes take is in ``perseus_core.latency``. Standard library only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_proto.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock
+from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock
 
 TYPICAL = SwitchLatency(0.020, 0.080, 0.004, True, "measured on this GPU")
 

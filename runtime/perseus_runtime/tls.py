@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc
 
-from perseus_proto.certificate import end_of
+from perseus_runtime.certificate import end_of
 
 log = logging.getLogger(__name__)
 

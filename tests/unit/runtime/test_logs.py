@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from perseus_proto.logs import JsonFormatter
+from perseus_runtime.logs import JsonFormatter
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Final, TypeVar
 
-from perseus_proto.addresses import parse_address
+from perseus_runtime.addresses import parse_address
 
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.addresses import EVERYWHERE, parse_address
+from perseus_runtime.addresses import EVERYWHERE, parse_address
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perseus_proto.command_line import BAD_INPUT, CommandParser
+from perseus_runtime.command_line import BAD_INPUT, CommandParser
 
 
 def parser() -> CommandParser:

@@ -9,7 +9,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_proto.certificate import end_of
+from perseus_runtime.certificate import end_of
 from perseus_sim.cluster.pki import Authority
 
 AUTHORITY = Authority("cluster")

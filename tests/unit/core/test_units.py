@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_proto import units
+from perseus_core import units
 
 seconds = st.floats(min_value=0, max_value=1e6)
 
