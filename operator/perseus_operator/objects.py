@@ -155,3 +155,11 @@ class StoredObject:
             labels.get(keys.LABEL_JOB, ""),
             frozenset(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
         )
+
+
+@dataclass(frozen=True)
+class Now:
+    """The time by two clocks: monotonic for leases and retries, wall clock for a deadline by date."""
+
+    monotonic_s: float
+    wall_s: float

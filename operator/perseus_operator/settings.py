@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perseus_core import keys
-from perseus_operator.planning.frontier_inputs import Limits
+from perseus_operator.planning.limits import Limits
 from perseus_runtime.addresses import on_loopback
 from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 from perseus_runtime.settings import parse_settings as parse

@@ -35,7 +35,7 @@ from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.shards import Replica
 from perseus_operator.objects import ConfigMap, Pod
-from perseus_operator.planning.frontier_inputs import Limits
+from perseus_operator.planning.limits import Limits
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, seat_lease, shard_lease
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.settings import Settings

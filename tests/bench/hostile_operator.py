@@ -26,8 +26,7 @@ from perseus_operator.clients.pods import pod_of
 from perseus_operator.controller.energy_classes import EnergyClasses
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.errors import AgentError, SolveFailed
-from perseus_operator.objects import Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Now, Pod
 from perseus_operator.planning.iterations import History, Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.solving.answers import most_calibration_bytes

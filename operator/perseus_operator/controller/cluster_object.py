@@ -11,8 +11,7 @@ from perseus_operator.api.conditions import Statement, merge_conditions
 from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.formatting import stamp
-from perseus_operator.objects import Json
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Json, Now
 
 logger = logging.getLogger(__name__)
 

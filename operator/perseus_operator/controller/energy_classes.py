@@ -28,8 +28,7 @@ from perseus_operator.api.energy_class import (
 from perseus_operator.api.schema import DNS_NAME, dump
 from perseus_operator.controller.cluster_object import ClusterObject, vanished
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
-from perseus_operator.objects import Json, Owner, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Json, Now, Owner, Pod
 from perseus_operator.planning.workloads import workload_of
 
 JobKey = tuple[str, str]

@@ -17,7 +17,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.wake import Wake
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Now
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.job import Job

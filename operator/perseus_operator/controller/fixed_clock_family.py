@@ -14,7 +14,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.api.status import ClockStatus, StatusFigures
 from perseus_operator.controller.family import Family, Surroundings
 from perseus_operator.formatting import counted
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Now
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.fixed_clock import clock_intent, gpus_at_clock
 from perseus_operator.planning.job import Job

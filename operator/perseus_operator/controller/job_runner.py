@@ -29,8 +29,7 @@ from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.view import JobView
 from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.job import Job
 from perseus_operator.planning.lifecycle import next_deletion

@@ -23,8 +23,9 @@ from perseus_operator.controller.profile_source import StoredProfile, shape_of
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, InvalidSpec
 from perseus_operator.objects import StoredObject
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.observation import ITERATIONS, Basis
+from perseus_operator.planning.observation import ITERATIONS
 from perseus_operator.planning.profiling.estimate import SAME, distance, estimate
 from perseus_operator.planning.profiling.reading import Reading
 from perseus_operator.planning.profiling.sweep import Key

@@ -26,8 +26,7 @@ from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.shards import Replica, Shards
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning.shards import shard_of
 from perseus_operator.settings import Settings
 

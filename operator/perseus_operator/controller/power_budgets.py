@@ -19,9 +19,8 @@ from perseus_operator.api.schema import dump
 from perseus_operator.controller.cluster_object import ClusterObject, vanished
 from perseus_operator.controller.namespace_labels import NamespaceLabels, NamespaceStore
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import JobRef, Json
+from perseus_operator.objects import JobRef, Json, Now
 from perseus_operator.planning import power_budget
-from perseus_operator.planning.aim import Now
 from perseus_operator.planning.budget_watts import next_watts
 from perseus_operator.planning.member import Member
 from perseus_operator.planning.power_allocation import Share

@@ -19,8 +19,8 @@ from perseus_operator.clients.kube_interface import Kube
 from perseus_operator.controller.config_map_ref import resolve
 from perseus_operator.errors import InvalidProfile, InvalidSpec, KubeNotFound
 from perseus_operator.objects import ConfigMap, Json
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
-from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, csv_of
 
 

@@ -11,7 +11,7 @@ from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.kube_interface import Kube
 from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.pace import Pace
-from perseus_operator.planning.frontier_inputs import Limits
+from perseus_operator.planning.limits import Limits
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.solving.cache import SolveCache
 from perseus_operator.solving.pool import SolverPool

@@ -18,7 +18,7 @@ from perseus_operator.controller.profile_source import StoredProfile, read_profi
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
-from perseus_operator.planning.observation import Basis
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.training import Training
 from perseus_operator.solving.request import SolveRequest, check_profile
 

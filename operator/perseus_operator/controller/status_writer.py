@@ -15,8 +15,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
-from perseus_operator.objects import JobRef, Json
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Json, Now
 from perseus_operator.planning.job import Job
 from perseus_operator.reporting import document
 from perseus_operator.reporting.events import JobEvent, condition_events

@@ -23,7 +23,8 @@ from perseus_operator.controller.observer import Observer
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.aim import Now, current_target
+from perseus_operator.objects import Now
+from perseus_operator.planning.aim import current_target
 from perseus_operator.planning.canary import JudgeCanary
 from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve

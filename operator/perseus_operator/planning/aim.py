@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from perseus_operator.api.job import JobSpec
+from perseus_operator.objects import Now
 from perseus_operator.planning.bound_guard import (
     CONFIRM,
     Bound,
@@ -25,16 +26,9 @@ from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.guard_cause import why_slow
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.iterations import KEPT
-from perseus_operator.planning.objective import FrontierView, Grain, Infeasible, Target, bound_us, target_of
+from perseus_operator.planning.objective import Infeasible, Target, bound_us, target_of
 from perseus_operator.planning.plan_power import fastest_within, replicas_of, within_share
-
-
-@dataclass(frozen=True)
-class Now:
-    """The time by two clocks: monotonic for leases and retries, wall clock for a deadline by date."""
-
-    monotonic_s: float
-    wall_s: float
+from perseus_operator.solving.view import FrontierView, Grain
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from perseus_operator.api.status import GuardStatus
 from perseus_operator.formatting import stamp
 from perseus_operator.planning.guard_cause import Cause, Finding
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.objective import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView, Grain
 from perseus_solver.significance import LONGEST, sigma_of, windows
 
 TOLERANCE: Final = 0.01

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.iterations import History, Measured
 from perseus_operator.planning.job_nodes import JobNodes
-from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.power_allocation import Share
+from perseus_operator.solving.view import FrontierView
 
 
 @dataclass(frozen=True)

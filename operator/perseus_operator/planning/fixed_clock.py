@@ -13,8 +13,7 @@ from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.lease_clock import RestingClock
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Intent
-from perseus_operator.planning.readiness import first_node_fault, no_clocks
-from perseus_operator.planning.workloads import absence
+from perseus_operator.planning.waiting import absence, first_node_fault, no_clocks
 
 
 def clock_intent(job: Job, spec: JobSpec) -> Intent:

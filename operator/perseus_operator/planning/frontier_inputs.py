@@ -11,29 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.calibration_progress import CalibrationProgress
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.hardware import Hardware, hardware_of, next_hardware
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.input_progress import InputProgress
 from perseus_operator.planning.job_nodes import JobNodes
-from perseus_operator.planning.observation import Basis
+from perseus_operator.planning.limits import Limits
 from perseus_operator.planning.solve_progress import SolveProgress
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the planner must know of the operator's settings."""
-
-    lease_ttl_s: float = 30.0
-    profile_retry_s: float = 5.0
-    """How soon to look again for a profile that is missing or invalid."""
-    profile_refresh_s: float = 60.0
-    """How soon to look whether a valid profile has changed."""
-    calibrate_after: int = 40
-    """Iterations before the first calibration, and further ones before another attempt where one failed."""
-    calibrate_again: int = 100
-    """Further iterations before the next one."""
 
 
 @dataclass(frozen=True)

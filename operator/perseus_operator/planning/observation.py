@@ -7,24 +7,13 @@ of them are, the training starts again, a profile or an estimate is accepted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.profiling.reading import Reading
 
 ITERATIONS: Final = 5
 """Iterations that are observed, after the first: as many as a sweep measures at each clock."""
-
-
-class Basis(StrEnum):
-    """What plans and predictions rest on, from the best to the worst."""
-
-    PROFILE = "Profile"
-    """The profile that the spec names, or the job's own."""
-    MATCHING = "MatchingProfile"
-    """Another one, of the same GPUs, driver and shape, whose instructions take as long as the job's."""
-    MODEL = "Model"
-    """The published curves of the GPU model, through what the job's iterations take and draw."""
 
 
 @dataclass

@@ -6,8 +6,9 @@ import math
 
 from perseus_core.units import mean_power_w
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.objective import FrontierView, Grain, Infeasible, Target
+from perseus_operator.planning.objective import Infeasible, Target
 from perseus_operator.planning.power_allocation import ROUNDING_W, Claim, Share
+from perseus_operator.solving.view import FrontierView, Grain
 
 
 def replicas_of(spec: JobSpec) -> int:

@@ -13,21 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import StragglerMode
-from perseus_operator.planning.aim import Aim, Now, Seen, aim_of
+from perseus_operator.objects import Now
+from perseus_operator.planning.aim import Aim, Seen, aim_of
 from perseus_operator.planning.bound_guard import Guard, Hold
 from perseus_operator.planning.canary_planner import CanaryStep, next_canary_step
 from perseus_operator.planning.comparison_planner import next_comparison_action
 from perseus_operator.planning.comparisons import ComparisonAction
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.facts import Facts
-from perseus_operator.planning.frontier_inputs import (
-    FrontierParts,
-    Limits,
-    hardware_for,
-    input_actions,
-    inputs_wake_s,
-)
+from perseus_operator.planning.frontier_inputs import FrontierParts, hardware_for, input_actions, inputs_wake_s
 from perseus_operator.planning.hardware import Hardware
+from perseus_operator.planning.limits import Limits
 from perseus_operator.planning.node_actions import Intent, is_applied, may_adopt
 from perseus_operator.planning.objective import Infeasible, PipelineSpread, Target, select_points
 from perseus_operator.planning.plan_power import replicas_of
@@ -41,9 +37,7 @@ from perseus_operator.planning.profile_planner import (
 from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.readiness import (
     baseline_pending,
-    first_node_fault,
     frontier_pending,
-    no_clocks,
     profile_mismatch,
     ranks_pending,
     rehearsal_pending,
@@ -53,6 +47,7 @@ from perseus_operator.planning.resting_clock import resting_clock
 from perseus_operator.planning.shape import shape_of_ranks
 from perseus_operator.planning.stragglers.progress import Stragglers, counting
 from perseus_operator.planning.training import Training
+from perseus_operator.planning.waiting import first_node_fault, no_clocks
 
 _AT_DEFAULT = (Reason.MEASURING_BASELINE, Reason.CANARY, Reason.OBJECTIVE_INFEASIBLE)
 """A budget reserves what a job draws at default clocks that waits for these."""

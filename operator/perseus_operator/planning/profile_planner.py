@@ -20,12 +20,12 @@ from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.input_progress import InputProgress
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.job_nodes import JobNodes
-from perseus_operator.planning.objective import FrontierView, Target, target_of
-from perseus_operator.planning.observation import Basis
+from perseus_operator.planning.objective import Target, target_of
 from perseus_operator.planning.plan_power import replicas_of
 from perseus_operator.planning.profiling.cost import SweepCost, sweep_cost
 from perseus_operator.planning.profiling.progress import ProfilingProgress
@@ -38,6 +38,7 @@ from perseus_operator.planning.profiling.sweep import (
     common_clocks,
     finer_clocks,
 )
+from perseus_operator.solving.view import FrontierView
 
 
 @dataclass(frozen=True)

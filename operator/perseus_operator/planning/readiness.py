@@ -8,14 +8,14 @@ import math
 import operator
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.facts import Facts
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.input_progress import InputProgress
 from perseus_operator.planning.job import Job
 from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.solve_progress import SolveProgress
-from perseus_operator.planning.workloads import absence, silent_pods
+from perseus_operator.planning.waiting import absence, first_node_fault, silent_pods
 
 
 def schedule_pending(inputs: InputProgress, spec: JobSpec) -> Explanation | None:
@@ -47,13 +47,6 @@ def rehearsal_pending(solve: SolveProgress, hardware: Hardware | None) -> Explan
     if solve.frontier is None or solve.frontier.hardware or hardware is None or solve.fault is not None:
         return None
     return Explanation(Reason.WAITING_FOR_FRONTIER, f"The plans are being rehearsed for {hardware.model}.")
-
-
-def no_clocks(mode: Mode) -> Explanation:
-    """Why a job in a mode that sets no clocks runs no plan."""
-    if mode is Mode.OBSERVE:
-        return Explanation(Reason.OBSERVE_ONLY, "spec.mode is Observe: no clock is written.")
-    return Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
 
 
 def ranks_pending(job: Job, spec: JobSpec) -> Explanation | None:
@@ -117,13 +110,3 @@ def baseline_pending(facts: Facts, wanted: int) -> Explanation | None:
     more = f" More than {spec.baseline_iterations}, because they vary." if wanted > spec.baseline_iterations else ""
     message = f"{len(history.unplanned)} of {wanted} iterations are measured at default clocks.{more}"
     return Explanation(Reason.MEASURING_BASELINE, message)
-
-
-def first_node_fault(nodes: JobNodes) -> Explanation | None:
-    """Why some node that runs pods of the job cannot be commanded; None: all can."""
-    for node in nodes.values():
-        if node.pods and node.address is None:
-            return Explanation(Reason.NO_AGENT, f"Node {node.name} runs pods of the job but no Perseus agent.")
-        if node.pods and node.fault is not None:
-            return node.fault
-    return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from perseus_core.units import w_from_mw
 from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, RestingClock
-from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.power_allocation import Share
+from perseus_operator.solving.view import FrontierView
 
 
 def resting_clock(share: Share | None, frontier: FrontierView | None, replicas: int) -> RestingClock:

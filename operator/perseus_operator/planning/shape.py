@@ -19,7 +19,7 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.job import Job
 from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.node import DeclaredSchedule
-from perseus_operator.planning.workloads import absence, silent_pods
+from perseus_operator.planning.waiting import absence, silent_pods
 
 
 def shape_of_ranks(job: Job) -> Pipeline | Explanation:

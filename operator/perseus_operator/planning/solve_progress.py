@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.stragglers.detector import PlannedTimes
+from perseus_operator.solving.view import FrontierView, PlannedTimes
 
 
 @dataclass

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.bound_guard import Guard, baseline_wanted
 from perseus_operator.planning.calibration_progress import CalibrationProgress
 from perseus_operator.planning.canary import Canary
@@ -37,13 +38,12 @@ from perseus_operator.planning.iterations import WINDOW, History, JobIteration, 
 from perseus_operator.planning.job import Job
 from perseus_operator.planning.job_nodes import JobNodes
 from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.observation import Basis, Observation
+from perseus_operator.planning.observation import Observation
 from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX
 from perseus_operator.planning.solve_progress import SolveProgress
-from perseus_operator.planning.stragglers.detector import PlannedTimes
 from perseus_operator.planning.stragglers.progress import StragglerProgress
+from perseus_operator.solving.view import FrontierView, PlannedTimes
 
 
 @dataclass

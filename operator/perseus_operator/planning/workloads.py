@@ -12,12 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.objects import Owner, Pod
-from perseus_operator.planning.job import Job
-from perseus_operator.planning.job_nodes import JobNodes
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,6 @@ _OTHER_WORKLOAD: Final = "belong to another workload"
 _NOT_WORKERS: Final = "are no workers"
 _OLDER_ATTEMPT: Final = "are of an earlier attempt"
 _FAILED: Final = "failed"
-_SHOWN: Final = 3
 
 
 def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
@@ -276,35 +272,3 @@ def failure_of(status: Mapping[str, Any]) -> str:
         if code := ended.get("exitCode"):
             return f"container {container.get('name')} exited with code {code}, {ended.get('reason') or 'no reason'}"
     return "its containers are unknown"
-
-
-def absence(job: Job) -> Explanation:
-    """Why no pod of the job runs."""
-    spec = job.spec
-    if spec is not None and spec.suspend:
-        return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
-    if job.end.finished_at_s is not None:
-        return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
-    reference = spec.workload.reference if spec and spec.workload else None
-    if reference is None:
-        message = "No pod of the job is running."
-    else:
-        message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
-        suspended_by = PRESETS[reference.kind].suspended_by
-        if suspended_by and job.failed_pod is None:
-            message += f" None runs while {suspended_by} is true."
-    if excluded := "; ".join(f"{number} {why}" for why, number in job.excluded_pods.items()):
-        message += f" Of the pods that opted in, {excluded}."
-    if (pod := job.failed_pod) is not None:
-        message += f" Pod {pod.name} failed: {pod.failure}; kubectl logs -n {pod.namespace} {pod.name} may say why."
-    return Explanation(Reason.NO_PODS, message)
-
-
-def silent_pods(nodes: JobNodes) -> str:
-    """The pods from which no process has connected, as the end of a sentence; empty: each has one."""
-    connected = {rank.pod_uid for rank in nodes.ranks}
-    names = sorted(pod.name for node in nodes.values() for pod in node.pods if pod.uid not in connected)
-    if not names:
-        return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"; none from pod {', '.join(names[:_SHOWN])}{more}"

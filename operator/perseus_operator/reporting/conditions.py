@@ -13,16 +13,17 @@ from perseus_core.units import ratio_from_ppm, s_from_ms
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.formatting import counted, fine_percent, percent, seconds, small_percent
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.bound_guard import TOLERANCE, Hold
 from perseus_operator.planning.calibration_progress import CalibrationProgress
 from perseus_operator.planning.input_progress import InputProgress
 from perseus_operator.planning.job_nodes import JobNodes
-from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import TrainingDecision, common_point
-from perseus_operator.planning.readiness import no_clocks, profile_mismatch
+from perseus_operator.planning.readiness import profile_mismatch
 from perseus_operator.planning.solve_progress import SolveProgress
 from perseus_operator.planning.stragglers.declared import outside
 from perseus_operator.planning.training import Training
+from perseus_operator.planning.waiting import no_clocks
 from perseus_operator.reporting.job_conditions import agents_ready, all_conditions
 from perseus_operator.reporting.recommendation import limited, recommendation, slowed
 from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage

@@ -8,7 +8,7 @@ from perseus_operator.formatting import milliseconds, percent
 from perseus_operator.planning.bound_guard import Hold
 from perseus_operator.planning.evidence import MarkSource
 from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.objective import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView, Grain
 
 _WHY: Final = {
     Grain.INSTRUCTION: "a clock for each instruction saves the most",

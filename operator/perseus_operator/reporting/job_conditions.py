@@ -12,8 +12,7 @@ from perseus_operator.api.conditions import Condition, ConditionType, Explanatio
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.formatting import counted
 from perseus_operator.planning.job import Job
-from perseus_operator.planning.readiness import first_node_fault
-from perseus_operator.planning.workloads import absence
+from perseus_operator.planning.waiting import absence, first_node_fault
 
 
 def all_conditions(job: Job, own: Sequence[Condition], fault: Explanation | None, summary: str) -> list[Condition]:

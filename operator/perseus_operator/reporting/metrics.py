@@ -17,9 +17,9 @@ from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.evidence import ClockControl, Evidence
 from perseus_operator.planning.iterations import Measured
+from perseus_operator.solving.quality import CalibrationQuality
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series of counters
 

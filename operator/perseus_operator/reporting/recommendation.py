@@ -8,12 +8,12 @@ from __future__ import annotations
 from perseus_core.gpus import TRUE_SHARES
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.formatting import joules, percent, seconds, slowed_by
-from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.observation import Basis
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.plan_power import power_w, replicas_of
 from perseus_operator.planning.planner import TrainingDecision, common_point
 from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.training import Training
+from perseus_operator.solving.view import FrontierView
 
 
 def advised(training: Training, decision: TrainingDecision) -> AdviceStatus | None:

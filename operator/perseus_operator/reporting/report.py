@@ -8,10 +8,10 @@ from typing import Any
 
 from perseus_operator.api.conditions import Condition
 from perseus_operator.api.status import StatusFigures
-from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.reporting.events import JobEvent
+from perseus_operator.solving.quality import CalibrationQuality
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from perseus_operator.api.status import (
 )
 from perseus_operator.formatting import fine_percent, percent
 from perseus_operator.planning.bound_guard import guard_to_status
-from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.canary import canary_to_status
 from perseus_operator.planning.comparisons import comparisons_to_status, interval
 from perseus_operator.planning.hardware import hardware_to_status
@@ -30,6 +29,7 @@ from perseus_operator.planning.training import Training
 from perseus_operator.reporting import recommendation
 from perseus_operator.reporting.hardware import expected_savings, grain_name, grain_reason
 from perseus_operator.reporting.straggler_cause import cause_of, slowest_stage
+from perseus_operator.solving.quality import CalibrationQuality
 
 _SHOWN_STRAGGLERS: Final = 32
 """As many as the CRD's schema allows in ``status.stragglers``."""

@@ -20,9 +20,9 @@ from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES, FrontierSpec
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import Json, StoredObject
-from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.view import FrontierView, Grain
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum

@@ -24,27 +24,27 @@ from perseus_operator.controller.shards import Replica
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.training_family import TrainingFamily
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning.canary import JudgeCanary
 from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.evidence import Evidence
-from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
+from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.job_nodes import JobNodes
+from perseus_operator.planning.limits import Limits
 from perseus_operator.planning.member import Member
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select, next_actions
 from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.planner import TrainingDecision, decide
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
 from perseus_operator.planning.training import Training
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.reporting.report import JobReport
 from perseus_operator.settings import Settings
+from perseus_operator.solving.view import FrontierView
 
 Made = TypeVar("Made", bound=Decision)
 LIMITS = Limits(lease_ttl_s=30.0)

@@ -19,11 +19,11 @@ from perseus_operator.planning.guard_cause import Cause, why_slow
 from perseus_operator.planning.hardware import Basis, Hardware
 from perseus_operator.planning.iterations import KEPT, JobIteration, Measured
 from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.objective import Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.reporting import document, status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.events import condition_events
+from perseus_operator.solving.view import Grain
 
 FASTEST_US = 1_000_000
 

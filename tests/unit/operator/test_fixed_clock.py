@@ -11,8 +11,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.controller.family import Surroundings, member_of
 from perseus_operator.controller.fixed_clock_family import FixedClockFamily
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning.decision import Decision
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.job import Job as PerseusJob

@@ -40,10 +40,10 @@ from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import JobIteration, Measured
 from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.latencies import ENOUGH_CHANGES, ClockTimes
-from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.training import Training
 from perseus_operator.reporting import document, status
+from perseus_operator.solving.view import FrontierView, Grain
 from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -37,8 +37,7 @@ from perseus_operator.controller.services import BACKOFF_S
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.lease_clock import LeaseClock
 from perseus_operator.planning.node_actions import Acquire, Renew

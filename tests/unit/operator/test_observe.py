@@ -20,11 +20,12 @@ from perseus_operator.api.conditions import Condition, ConditionType, Explanatio
 from perseus_operator.controller.observer import MOST_CANDIDATES, Observer
 from perseus_operator.controller.profile_source import StoredProfile, shape_of
 from perseus_operator.errors import InvalidProfile
+from perseus_operator.planning.basis import Basis
 from perseus_operator.planning.evidence import Evidence, MarkSource
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Push, Select
-from perseus_operator.planning.observation import ITERATIONS, Basis
+from perseus_operator.planning.observation import ITERATIONS
 from perseus_operator.planning.profiling.cost import sweep_cost
 from perseus_operator.planning.profiling.estimate import SAME, distance, estimate
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading

@@ -20,8 +20,7 @@ from perseus_operator.controller import power_budgets as module
 from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.formatting import percent
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import JobRef, Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.plan_power import power_w, replicas_of

@@ -15,7 +15,6 @@ from perseus_operator.errors import KubeNotFound
 from perseus_operator.objects import ConfigMap, StoredObject
 from perseus_operator.planning.evidence import MarkSource
 from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.objective import Grain
 from perseus_operator.plugin.job import PlannedJob
 from perseus_operator.plugin.reports import explanation, frontier_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text
@@ -29,6 +28,7 @@ from perseus_operator.solving.frontier import (
 from perseus_operator.solving.rehearsed import prefer_few_changes
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.verification import RestoreRequest, verify_in_process
+from perseus_operator.solving.view import Grain
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv, steps_csv
 from perseus_solver.model.result import InvalidFrontier

@@ -12,9 +12,8 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump
-from perseus_operator.objects import JobRef, Pod
+from perseus_operator.objects import JobRef, Now, Pod
 from perseus_operator.planning import training as known
-from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.node import Rank

@@ -16,7 +16,7 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.status_writer import NEVER_S
 from perseus_operator.controller.versioned import Versioned, is_newer
-from perseus_operator.planning.aim import Now
+from perseus_operator.objects import Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.power_allocation import Share
 

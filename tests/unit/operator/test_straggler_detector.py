@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from perseus_operator.api.job import Straggler
 from perseus_operator.api.schema import parse
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.stragglers.detector import PlannedTimes, StragglerDetector
+from perseus_operator.planning.stragglers.detector import StragglerDetector
+from perseus_operator.solving.view import PlannedTimes
 
 SPEC = parse(Straggler, {}, "straggler")
 PROMISED_US = 1_000_000

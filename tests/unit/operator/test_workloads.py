@@ -18,15 +18,8 @@ from perseus_operator.objects import JobRef, Owner, Pod
 from perseus_operator.planning.job import Job as PerseusJob
 from perseus_operator.planning.node import Rank
 from perseus_operator.planning.training import Training
-from perseus_operator.planning.workloads import (
-    PRESETS,
-    Selection,
-    absence,
-    asks_for_gpu,
-    containers_of,
-    select,
-    silent_pods,
-)
+from perseus_operator.planning.waiting import absence, silent_pods
+from perseus_operator.planning.workloads import PRESETS, Selection, asks_for_gpu, containers_of, select
 
 NAME = "train"
 

@@ -7,12 +7,12 @@ is off by some per cent looks like a straggler, and neither does load that comes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
 from perseus_operator.api.job import Straggler
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.stragglers.spread import Spread
+from perseus_operator.solving.view import PlannedTimes
 from perseus_solver.stragglers import Detector as Statistics
 from perseus_solver.stragglers import PaceNoise, Thresholds
 
@@ -22,18 +22,6 @@ MAX_SLOWDOWN = 100.0
 """Of a detected slowdown. More is a hang or a false report, and no frontier reaches as far."""
 _MIN_THRESHOLD = 1e-4
 """The statistics need a threshold above 1, though the user may ask for 0%."""
-
-
-class PlannedTimes(Protocol):
-    """What the plans in force say about single instructions."""
-
-    def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
-        """Measured divided by planned time of each stage, by pipeline (dp), where every instruction was measured."""
-        ...
-
-    def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
-        """Slowdown of an iteration whose stages have these slowdowns."""
-        ...
 
 
 class StragglerDetector:
