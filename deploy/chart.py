@@ -142,8 +142,8 @@ def _comment(lines: list[str], line: int) -> tuple[str, dict[str, Any]]:
 
 def _settings_schema(program: str) -> dict[str, Any]:
     from perseus_agent.settings import Settings as AgentSettings
-    from perseus_operator.settings import Settings as OperatorSettings
-    from perseus_operator.solver_service.settings import SolverSettings
+    from perseus_operator.controller.settings import Settings as OperatorSettings
+    from perseus_operator.servers.solver.settings import SolverSettings
 
     of_program = {"operator": OperatorSettings, "agent": AgentSettings, "solver": SolverSettings}
     fields = dataclasses.fields(of_program[program])

@@ -2,7 +2,7 @@
 
 deploy/prometheus/rules.yaml → charts/perseus/files/rules/rules.yaml
 deploy/grafana/*.py → charts/perseus/files/dashboards/*.json
-perseus_operator.reporting.metrics, perseus_agent.servers.metrics, rules.yaml → docs/metrics.md
+perseus_operator.jobs.metrics, perseus_agent.servers.metrics, rules.yaml → docs/metrics.md
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def metrics_page() -> str:
     """The reference of every series and rule, in Markdown."""
     from perseus_agent.servers.metrics import GPU_SERIES, SERIES
     from perseus_core import keys
-    from perseus_operator.reporting.metrics import Metrics
+    from perseus_operator.jobs.metrics import Metrics
 
     operator = Metrics().reference
     of_nodes, of_gpus = (
@@ -87,8 +87,8 @@ def _series(rows: list[Row]) -> int:
     """How many series the families have at most, of one object."""
     from perseus_agent.devices.base import Controllability
     from perseus_agent.servers.metrics import QUANTILES, STATES
-    from perseus_operator.planning.evidence import ClockControl
-    from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS
+    from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS
+    from perseus_operator.nodes.evidence import ClockControl
 
     values = {"quantile": len(QUANTILES), "control": len(ClockControl), "point": MAX_FRONTIER_POINTS}
 

@@ -15,7 +15,7 @@ from typing import Any
 import kubernetes.aio.client as k8s
 from tests.doubles.fleet_cluster import FleetCluster, Operator
 
-from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease, shard_of
+from perseus_operator.replicas.shard import SEATS, SHARDS, seat_lease, shard_lease, shard_of
 
 
 @dataclass

@@ -22,13 +22,13 @@ from perseus_operator.api.budget import BudgetFigures, BudgetSpec, parse_budget
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import GuardStatus, HardwareStatus
-from perseus_operator.clients.agent_messages import event_of, is_valid, rank_of, schedule_of
-from perseus_operator.clients.hardware import gpu_of
+from perseus_operator.budgets.budget import decision_from_status
+from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.clients.agents.messages import event_of, is_valid, rank_of, schedule_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.bound_guard import guard_from_status
-from perseus_operator.planning.hardware import hardware_from_status
-from perseus_operator.planning.power_budget import decision_from_status
-from perseus_operator.planning.stragglers.annotation import parse_annotation
+from perseus_operator.families.training.bound.guard import guard_from_status
+from perseus_operator.families.training.hardware.hardware import hardware_from_status
+from perseus_operator.families.training.stragglers.annotation import parse_annotation
 from perseus_proto.hello import (
     HEAD_BYTES,
     MAX_INSTRUCTIONS,

@@ -92,5 +92,5 @@ ENTRYPOINT ["perseus-operator"]
 
 # Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
 FROM image AS checked
-RUN python -c "import perseus_operator.handlers, perseus_operator.solving.pool, perseus_solver.frontier, perseus_solver.compiled; perseus_solver.compiled.library()" \
+RUN python -c "import perseus_operator.servers.handlers, perseus_operator.solving.pool, perseus_solver.frontier, perseus_solver.compiled; perseus_solver.compiled.library()" \
  && python -c "import perseus_operator.clients.otlp"

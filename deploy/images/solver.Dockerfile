@@ -89,4 +89,4 @@ ENTRYPOINT ["perseus-solver"]
 
 # Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
 FROM image AS checked
-RUN python -c "import perseus_operator.solver_service.__main__, perseus_operator.solving.worker, perseus_solver.frontier, perseus_solver.compiled; perseus_solver.compiled.library()"
+RUN python -c "import perseus_operator.servers.solver.__main__, perseus_operator.solving.worker, perseus_solver.frontier, perseus_solver.compiled; perseus_solver.compiled.library()"

@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from perseus_operator import handlers
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.clients.credentials import Credentials
-from perseus_operator.clients.kube import KubeClient
-from perseus_operator.clients.lease_client import EPOCH_LEASE, LeaseClient
+from perseus_operator.clients.kube.client import KubeClient
+from perseus_operator.clients.kube.leases import EPOCH_LEASE, LeaseClient
 from perseus_operator.clients.solvers import SolverWorkers
-from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
-from perseus_operator.controller.services import Services
-from perseus_operator.controller.shards import Replica
-from perseus_operator.controller.tracing import log_fields
+from perseus_operator.controller.settings import Settings
 from perseus_operator.errors import KubeError
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.shards import Notes, identity_of
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.services import Services
+from perseus_operator.jobs.tracing import log_fields
+from perseus_operator.objects.values import JobRef
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shard import Notes, identity_of
+from perseus_operator.replicas.shards import Replica
+from perseus_operator.servers import handlers
 from perseus_operator.servers.serving import Serving
-from perseus_operator.settings import Settings
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
 from perseus_runtime.addresses import parse_address

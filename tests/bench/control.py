@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
-from perseus_operator.planning.gpu import ClockLatency, Transition
-from perseus_operator.planning.hardware import Basis, next_hardware
-from perseus_operator.planning.hardware import Hardware as OperatorHardware
-from perseus_operator.planning.latencies import clock_times, measured_latency
+from perseus_operator.families.training.hardware.hardware import Basis, next_hardware
+from perseus_operator.families.training.hardware.hardware import Hardware as OperatorHardware
+from perseus_operator.nodes.gpu import ClockLatency, Transition
+from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
 from perseus_sim.execution.agent_control import AgentControl
 from perseus_sim.execution.bound import least_energy_j, least_work_j, mean_call_s

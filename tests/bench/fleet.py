@@ -32,9 +32,9 @@ from tests.doubles.fleet_cluster import FleetCluster, Operator
 from tests.replicas import Replicas
 from tests.unit.operator.conftest import Job
 
-from perseus_operator.objects import Pod
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import Node, Rank
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.objects.values import Pod
 from perseus_sim.cluster.api_servers import Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs
 from perseus_sim.processes import Processes

@@ -30,15 +30,15 @@ from tests.doubles.memory_cluster import MemoryCluster
 from tests.doubles.wire import Wire, WiredPool, address_of
 
 from perseus_core import keys
-from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
-from perseus_operator.controller.services import Services
-from perseus_operator.controller.shards import Replica
-from perseus_operator.objects import ConfigMap, Pod
-from perseus_operator.planning.limits import Limits
-from perseus_operator.planning.shards import SHARDS, LeaseRecord, seat_lease, shard_lease
-from perseus_operator.reporting.metrics import Metrics
-from perseus_operator.settings import Settings
+from perseus_operator.controller.settings import Settings
+from perseus_operator.jobs.limits import Limits
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.services import Services
+from perseus_operator.objects.values import ConfigMap, Pod
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shard import SHARDS, LeaseRecord, seat_lease, shard_lease
+from perseus_operator.replicas.shards import Replica
 from perseus_operator.solving.pool import SolverPool
 from perseus_sim.profiles import profile_csv
 

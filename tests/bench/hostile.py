@@ -150,7 +150,7 @@ def _figure(value: float, unit: str) -> Result:
 
 def _read_hostile_inputs() -> None:
     """In a process of its own: what the operator itself, and what its worker, reads from tenants."""
-    from perseus_operator.controller.profiler import _parse_sweep
+    from perseus_operator.families.training.work.profiler import _parse_sweep
     from perseus_solver.errors import SolverError
     from perseus_solver.model.result import Frontier
 

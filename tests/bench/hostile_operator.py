@@ -21,14 +21,14 @@ import numpy as np
 
 from perseus_core import keys
 from perseus_operator.api.energy_class import parse_class
-from perseus_operator.clients.agents import AgentPool
-from perseus_operator.clients.pods import pod_of
-from perseus_operator.controller.energy_classes import EnergyClasses
+from perseus_operator.classes.energy_classes import EnergyClasses
+from perseus_operator.clients.agents.client import AgentPool
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.errors import AgentError, SolveFailed
-from perseus_operator.objects import Now, Pod
-from perseus_operator.planning.iterations import History, Report
-from perseus_operator.planning.node import Node, Rank
+from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.objects.values import Now, Pod
 from perseus_operator.solving.answers import most_calibration_bytes
 from perseus_operator.solving.calibration import CalibrateRequest, parse_calibration_result
 from perseus_operator.solving.pool import SolverPool

@@ -15,7 +15,7 @@ import yaml
 from perseus_agent.acceptance.options import parse_options as accept_options
 from perseus_agent.settings import parse_settings as agent_settings
 from perseus_core import keys
-from perseus_operator.settings import parse_settings as operator_settings
+from perseus_operator.controller.settings import parse_settings as operator_settings
 from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shim_gpu import STATE

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from perseus_operator.settings import parse_settings
+from perseus_operator.controller.settings import parse_settings
 
 Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 ON: dict[str, Any] = {"rpc": {"enabled": True}}

@@ -13,8 +13,8 @@ import yaml
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from perseus_operator.settings import parse_settings
-from perseus_operator.solver_service.settings import SolverSettings
+from perseus_operator.controller.settings import parse_settings
+from perseus_operator.servers.solver.settings import SolverSettings
 from perseus_runtime.settings import parse_settings as parse
 
 Objects = dict[tuple[str, str], dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from perseus_operator.settings import parse_settings
+from perseus_operator.controller.settings import parse_settings
 
 Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 ENABLED = {"web": {"enabled": True}}

@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from perseus_core import keys
+from perseus_operator.controller.settings import parse_settings
 from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
-from perseus_operator.settings import parse_settings
 
 Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 CONFIGURATION = ("MutatingWebhookConfiguration", "perseus-system-perseus-webhook")

@@ -13,7 +13,7 @@ from kubernetes import client
 from kubernetes.config import new_client_from_config
 
 from perseus_core import keys
-from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY
+from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY
 from perseus_sim.cluster import rbac
 
 EVIL = "evil"

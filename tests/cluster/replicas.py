@@ -14,7 +14,7 @@ from faults import End, cut_off_from_all, nothing
 from installation import PROGRAMS, SYSTEM, Installation, find
 from kubernetes import client
 
-from perseus_operator.planning.shards import SHARDS, shard_lease
+from perseus_operator.replicas.shard import SHARDS, shard_lease
 
 
 class Replicas:

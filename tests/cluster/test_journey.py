@@ -23,7 +23,7 @@ from tests.dashboards import queries
 from tests.rights import OCCASIONAL, lacking
 
 from perseus_core import keys
-from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease
+from perseus_operator.replicas.shard import SEATS, SHARDS, seat_lease, shard_lease
 from perseus_sim.cluster import rbac
 from perseus_sim.profiles import profile_csv
 

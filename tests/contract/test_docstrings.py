@@ -33,7 +33,7 @@ FACES = {
     "perseus_operator.api.job": ("parse_spec",),
     "perseus_operator.api.budget": ("parse_budget",),
     "perseus_operator.api.conditions": ("merge_conditions",),
-    "perseus_operator.planning.planner": ("decide",),
+    "perseus_operator.families.training.decide": ("decide",),
     "perseus_operator.plugin.cli": ("run",),
     "perseus_operator.plugin.job": ("load_job",),
     "perseus_operator.plugin.reports": ("frontier_document", "plan_document", "explanation"),

@@ -390,12 +390,12 @@ def modules_taken_out(name: str) -> set[str]:
         ),
         (
             "operator",
-            "perseus_solver.relaxation.flow,perseus_solver.calibration.linear_program,perseus_operator.clients.kube",
+            "perseus_solver.relaxation.flow,perseus_solver.calibration.linear_program,perseus_operator.clients.kube.client",
         ),
         ("operator", "ortools.graph.python.min_cost_flow,ortools.graph.python.max_flow,ortools.linear_solver.pywraplp"),
         (
             "solver",
-            "perseus_operator.solver_service.__main__,perseus_operator.solving.worker,perseus_operator.solving.calibration,"
+            "perseus_operator.servers.solver.__main__,perseus_operator.solving.worker,perseus_operator.solving.calibration,"
             "perseus_operator.solving.rehearsed,perseus_solver.frontier,perseus_solver.cli.main",
         ),
         ("operator", "perseus_operator.clients.otlp"),

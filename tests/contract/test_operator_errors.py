@@ -8,7 +8,7 @@ import pytest
 
 from perseus_agent import errors as agent
 from perseus_agent.servers.grpc_service import ERROR_METADATA, STATUS, status_of
-from perseus_operator.clients.agents import _translate
+from perseus_operator.clients.agents.client import _translate
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 
 EXPECTED: dict[type[agent.AgentError], type[AgentError]] = {

@@ -16,23 +16,23 @@ import perseus_operator
 
 ROOT = Path(perseus_operator.__file__).parent
 STATE = {
-    "planning/training.py": "Training",
-    "planning/node.py": "Node",
-    "planning/node_plans.py": "NodePlans",
-    "planning/job.py": "Job",
-    "planning/solve_progress.py": "SolveProgress",
-    "planning/stragglers/progress.py": "StragglerProgress",
-    "planning/input_progress.py": "InputProgress",
-    "planning/calibration_progress.py": "CalibrationProgress",
-    "planning/lifecycle.py": "JobEnd",
-    "planning/hardware_progress.py": "HardwareProgress",
-    "planning/profiling/progress.py": "ProfilingProgress",
-    "planning/observation.py": "Observation",
+    "families/training/training.py": "Training",
+    "nodes/node.py": "Node",
+    "nodes/plans.py": "NodePlans",
+    "jobs/job.py": "Job",
+    "families/training/frontier/solve_progress.py": "SolveProgress",
+    "families/training/stragglers/progress.py": "StragglerProgress",
+    "families/training/frontier/input_progress.py": "InputProgress",
+    "families/training/frontier/calibration_progress.py": "CalibrationProgress",
+    "jobs/lifecycle.py": "JobEnd",
+    "families/training/hardware/progress.py": "HardwareProgress",
+    "families/training/profile/progress.py": "ProfilingProgress",
+    "families/training/profile/observation.py": "Observation",
 }
 OTHERS = {
     # Values of their own that happen to have a field of the same name: a budget, a node's metrics.
-    "controller/energy_classes.py": {"spec", "fault"},
-    "controller/power_budgets.py": {"generation", "spec", "fault", "retry_at_s"},
+    "classes/energy_classes.py": {"spec", "fault"},
+    "budgets/power_budgets.py": {"generation", "spec", "fault", "retry_at_s"},
 }
 
 

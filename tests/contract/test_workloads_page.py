@@ -11,7 +11,7 @@ import yaml
 from perseus_core import keys
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.planning.workloads import PRESETS, Preset
+from perseus_operator.nodes.workloads import PRESETS, Preset
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 

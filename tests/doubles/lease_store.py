@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from perseus_operator.errors import KubeConflict, KubeUnavailable
-from perseus_operator.planning.shards import NO_NOTES, LeaseRecord, Notes, shard_lease
+from perseus_operator.replicas.shard import NO_NOTES, LeaseRecord, Notes, shard_lease
 
 COUNTER = "perseus-epoch"
 

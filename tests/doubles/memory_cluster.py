@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.doubles.stored_objects import StoredObjects
 
-from perseus_operator.clients.kube_interface import AgentPods
+from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.objects import ConfigMap, JobRef, Json, Pod, StoredObject
+from perseus_operator.objects.values import ConfigMap, JobRef, Json, Pod, StoredObject
 
 
 class MemoryCluster(StoredObjects):

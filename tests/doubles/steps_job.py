@@ -16,10 +16,10 @@ from typing import Any
 
 from tests.unit.operator.conftest import Job
 
-from perseus_operator.planning.bound_guard import Hold
-from perseus_operator.planning.frontier_inputs import inputs_digest
-from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.iterations import Report
+from perseus_operator.families.training.bound.guard import Hold
+from perseus_operator.families.training.frontier.inputs import inputs_digest
+from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process

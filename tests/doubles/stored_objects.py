@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound
-from perseus_operator.objects import ConfigMap, JobRef, Json, StoredObject
+from perseus_operator.objects.values import ConfigMap, JobRef, Json, StoredObject
 
 T = TypeVar("T")
 

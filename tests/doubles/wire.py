@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
 
 HEADER: Final = struct.Struct("<IBBII")
 """Length of the payload, kind of frame, method, node, call."""

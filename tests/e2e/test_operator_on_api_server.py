@@ -19,9 +19,9 @@ from kubernetes.client.exceptions import ApiException
 from tests.namespaces import own_namespace
 
 from perseus_core import keys
-from perseus_operator.clients.kube import KubeClient
-from perseus_operator.clients.lease_client import EPOCH_LEASE
-from perseus_operator.controller.profile_versions import KEPT, store_profile
+from perseus_operator.clients.kube.client import KubeClient
+from perseus_operator.clients.kube.leases import EPOCH_LEASE
+from perseus_operator.families.training.work.profile_versions import KEPT, store_profile
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv

@@ -33,7 +33,7 @@ class Worker:
         self.child: Child = cluster.processes.start(
             "solver",
             [
-                *(sys.executable, "-m", "perseus_operator.solver_service", "--address", address),
+                *(sys.executable, "-m", "perseus_operator.servers.solver", "--address", address),
                 *("--tls-cert", str(certificate), "--tls-key", str(key)),
                 *("--tls-ca", str(cluster.tls / "ca.crt"), "--metrics-address", "127.0.0.1:0"),
                 *("--ready-file", str(ready)),

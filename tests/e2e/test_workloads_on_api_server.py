@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 from perseus_core import keys
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.planning.workloads import PRESETS
+from perseus_operator.nodes.workloads import PRESETS
 from perseus_sim.cluster.api_servers import Feature
 from perseus_sim.profiles import profile_csv
 

@@ -16,11 +16,11 @@ from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, wait_for
 from tests.waiting import PATIENCE_S
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
-from perseus_operator.clients.agent_messages import StreamOpened
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
+from perseus_operator.clients.agents.messages import StreamOpened
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentUnavailable
-from perseus_operator.objects import Pod
+from perseus_operator.objects.values import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.cluster.pki import Authority, KeyPair

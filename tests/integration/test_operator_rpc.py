@@ -25,7 +25,7 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_operator.objects import JobRef
+from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.grpc_service import STATUS, OperatorService
 from perseus_operator.servers.rpc_server import RpcServer
 from perseus_proto.v1alpha1 import operator_pb2 as messages

@@ -12,9 +12,9 @@ import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 from tests.waiting import PATIENCE_S
 
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.errors import AgentFenced, AgentRefused
-from perseus_operator.objects import Pod
+from perseus_operator.objects.values import Pod
 
 PLANS = plan_set_of([[[1200, 900]]])
 SHORT_S = 1.0

@@ -21,7 +21,7 @@ from perseus_operator.clients.peers import Peers
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import InvalidSpec, KubeUnavailable, OperatorError, UnknownJob
-from perseus_operator.objects import JobRef
+from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
 from perseus_operator.servers.rpc_server import RpcServer

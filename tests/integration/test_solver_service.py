@@ -24,8 +24,8 @@ from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.solvers import DEATHS, SolverWorkers, addresses_of
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.servers.rpc_server import RpcServer
-from perseus_operator.solver_service.metrics import SolverMetrics
-from perseus_operator.solver_service.service import SolverService
+from perseus_operator.servers.solver.metrics import SolverMetrics
+from perseus_operator.servers.solver.service import SolverService
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.request import SolveRequest
@@ -383,7 +383,7 @@ class Program:
         self.child: Child = processes.start(
             name,
             [
-                *(sys.executable, "-m", "perseus_operator.solver_service", "--address", "127.0.0.1:0"),
+                *(sys.executable, "-m", "perseus_operator.servers.solver", "--address", "127.0.0.1:0"),
                 *("--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca),
                 *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready), *arguments),
             ],

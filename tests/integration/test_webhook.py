@@ -25,10 +25,10 @@ from kubernetes import client
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys
+from perseus_operator.controller.settings import Settings
 from perseus_operator.servers import webhook as module
 from perseus_operator.servers.pod_injection import inject
 from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
-from perseus_operator.settings import Settings
 from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes
 

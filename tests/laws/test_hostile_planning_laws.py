@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from perseus_core.gpus import curves_of
 from perseus_operator.api.job import Straggler, StragglerMode
-from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
-from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.controller.profiler import check_profile
+from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.planning.bound_guard import (
+from perseus_operator.families.training.bound.guard import (
     Bound,
     Guard,
     baseline_wanted,
@@ -27,11 +25,13 @@ from perseus_operator.planning.bound_guard import (
     least_excess,
     scatter_of,
 )
-from perseus_operator.planning.evidence import Evidence
-from perseus_operator.planning.iterations import KEPT, History, JobIteration, Report, summarise
-from perseus_operator.planning.profiling.estimate import distance, estimate
-from perseus_operator.planning.profiling.sweep import Recipe, Sweep, blocking_power, csv_of, from_json, to_json
-from perseus_operator.planning.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.families.training.profile.estimate import distance, estimate
+from perseus_operator.families.training.profile.sweep import Recipe, Sweep, blocking_power, csv_of, from_json, to_json
+from perseus_operator.families.training.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.families.training.work.profiler import check_profile
+from perseus_operator.nodes.evidence import Evidence
+from perseus_operator.nodes.iterations import KEPT, History, JobIteration, Report, summarise
 from perseus_solver.schedules import build_schedule
 
 SPEC = Straggler(mode=StragglerMode.AUTOMATIC, slowdown_threshold="5%", recovery_threshold="2%", confirm_iterations=2)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.clients.hardware import gpu_of
-from perseus_operator.clients.validation import is_valid_report
-from perseus_operator.planning.gpu import MAX_LATENCY_US
-from perseus_operator.planning.iterations import History, Report
-from perseus_operator.planning.latencies import clock_times, measured_latency
-from perseus_operator.planning.profiling.drift import Drift
+from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.clients.agents.validation import is_valid_report
+from perseus_operator.families.training.profile.drift import Drift
+from perseus_operator.nodes.gpu import MAX_LATENCY_US
+from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.calibration import FrontierTimes
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import solve_frontier

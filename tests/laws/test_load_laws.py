@@ -9,8 +9,8 @@ import pytest
 from tests.doubles.steps_job import Load, StepsJob
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.planning.bound_guard import Hold
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training.bound.guard import Hold
+from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_solver.stragglers import PaceNoise
 
 FIVE_PERCENT = {"objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"}, "baselineIterations": 3}

@@ -13,8 +13,8 @@ from perseus_agent.clocks.stage_reports import combine
 from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary, RankProcess
 from perseus_agent.servers.grpc_service import _event
 from perseus_core.rank import RankId
-from perseus_operator.clients.agent_messages import event_of, is_valid
-from perseus_operator.planning.iterations import History, JobIteration, Report
+from perseus_operator.clients.agents.messages import event_of, is_valid
+from perseus_operator.nodes.iterations import History, JobIteration, Report
 from perseus_proto.channel import MarkSource
 from perseus_proto.v1alpha1 import agent_pb2
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 from perseus_agent.servers.metrics import QUANTILES, SERIES, STATES
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, FrontierStatus, StatusFigures
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.quality import CalibrationQuality
 
 NODES: Final = 12_500

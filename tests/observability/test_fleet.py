@@ -13,7 +13,7 @@ from tests.dashboards import BOARDS, filled, panels
 from tests.observability import fleet
 from tests.observability.conftest import Prometheus, await_true, scraping
 
-from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS
+from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS
 
 EVERY_S = 20
 """Between scrapes: each brings 600,000 samples."""

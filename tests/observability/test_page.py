@@ -12,7 +12,7 @@ from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, STAGE
 
 from perseus_core import keys
 from perseus_operator.controller.view import JobView
-from perseus_operator.objects import JobRef, User
+from perseus_operator.objects.values import JobRef, User
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
 

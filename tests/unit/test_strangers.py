@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from perseus_agent.servers.grpc_service import AgentService
 from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
-from perseus_operator.solver_service.service import SolverService
+from perseus_operator.servers.solver.service import SolverService
 from perseus_proto import v1alpha1
 
 ALLOWED = "perseus-operator"

@@ -16,7 +16,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.api.stored import MAX_CALIBRATION_BYTES, FrontierSpec, ProfileSpec
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 _CONDITION: Json = {
     "type": "object",

@@ -20,7 +20,7 @@ from perseus_operator.api.objective import Objective, ObjectiveType
 from perseus_operator.api.schema import choice, dump, integer, nested, parse, text
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 
 @dataclass(frozen=True, kw_only=True)

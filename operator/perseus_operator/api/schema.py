@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 T = TypeVar("T")
 _KEY = "schema"

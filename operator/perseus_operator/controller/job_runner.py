@@ -18,26 +18,26 @@ from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.api.power_status import DrawStatus
-from perseus_operator.controller.families import FAMILIES, Kind
-from perseus_operator.controller.family import Family, Surroundings, member_of
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.budgets.member import Member
 from perseus_operator.controller.node_session import NodeSession
 from perseus_operator.controller.release import release_job
-from perseus_operator.controller.services import BACKOFF_S, Services
 from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.status_writer import StatusWriter
-from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.view import JobView
-from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning.decision import Decision
-from perseus_operator.planning.job import Job
-from perseus_operator.planning.lifecycle import next_deletion
-from perseus_operator.planning.member import Member
-from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
-from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.workloads import select
+from perseus_operator.families.registry import FAMILIES, Kind
+from perseus_operator.jobs.decision import Decision
+from perseus_operator.jobs.family import Family, Surroundings, member_of
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.lifecycle import next_deletion
+from perseus_operator.jobs.services import BACKOFF_S, Services
+from perseus_operator.jobs.tracing import EditTrace
+from perseus_operator.jobs.wake import Wake
+from perseus_operator.nodes.actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
+from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.workloads import select
+from perseus_operator.objects.values import JobRef, Now, Pod
 
 logger = logging.getLogger(__name__)
 

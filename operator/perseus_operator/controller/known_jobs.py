@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from perseus_core import keys
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 _METADATA: Final = (
     "namespace",

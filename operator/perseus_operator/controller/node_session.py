@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.clients.agent_messages import (
+from perseus_operator.clients.agents.messages import (
     EventsDropped,
     GpuSlowdown,
     RankJoined,
@@ -21,18 +21,18 @@ from perseus_operator.clients.agent_messages import (
     StreamOpened,
     TelemetryEvent,
 )
-from perseus_operator.controller import tracing
-from perseus_operator.controller.family import Family
-from perseus_operator.controller.services import Services, backoff_s
-from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
-from perseus_operator.objects import Pod
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.job import Job
-from perseus_operator.planning.named_gpus import NamedGpu, named_gpus
-from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Acquire, NodeCommand, Push, Release, Renew, Select
-from perseus_operator.planning.node_plans import StoredPlans
+from perseus_operator.jobs import tracing
+from perseus_operator.jobs.family import Family
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.services import Services, backoff_s
+from perseus_operator.jobs.wake import Wake
+from perseus_operator.nodes.actions import Acquire, NodeCommand, Push, Release, Renew, Select
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
+from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.plans import StoredPlans
+from perseus_operator.objects.values import Pod
 
 logger = logging.getLogger(__name__)
 _SLICES_S: Final = 2.0

@@ -14,21 +14,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from perseus_operator.clients.kube import KubeClient
-from perseus_operator.clients.kube_interface import AgentPods
-from perseus_operator.clients.pods import pod_of
-from perseus_operator.controller.energy_classes import EnergyClasses
+from perseus_operator.budgets.power_budgets import OtherJob, PowerBudgets
+from perseus_operator.classes.energy_classes import EnergyClasses
+from perseus_operator.clients.kube.client import KubeClient
+from perseus_operator.clients.kube.interface import AgentPods
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs
-from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
-from perseus_operator.controller.services import Services
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
-from perseus_operator.controller.shards import Replica, Shards
+from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning.shards import shard_of
-from perseus_operator.settings import Settings
+from perseus_operator.jobs.services import Services
+from perseus_operator.objects.values import JobRef, Now, Pod
+from perseus_operator.replicas.shard import shard_of
+from perseus_operator.replicas.shards import Replica, Shards
 
 JobKey = tuple[str, str]
 """Namespace and name of a PerseusJob."""

@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 from perseus_operator.api.conditions import Reason
-from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import AgentError, AgentUnavailable, KubeError
-from perseus_operator.formatting import counted
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.job import Job
-from perseus_operator.planning.node import Node
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.services import Services, backoff_s
+from perseus_operator.nodes.node import Node
+from perseus_operator.objects.formatting import counted
+from perseus_operator.objects.values import JobRef
 
 logger = logging.getLogger(__name__)
 

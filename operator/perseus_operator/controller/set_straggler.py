@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.errors import InvalidSpec, KubeConflict, StaleEpoch, UnknownJob
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.job import Job
-from perseus_operator.planning.stragglers.annotation import Declaration, declare, duration_of_iterations_s
+from perseus_operator.families.training.stragglers.annotation import Declaration, declare, duration_of_iterations_s
+from perseus_operator.jobs.job import Job
+from perseus_operator.objects.values import JobRef
 
 _ATTEMPTS: Final = 5
 _WATCH_WAIT_S: Final = 2.0

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.controller.services import Services, backoff_s
-from perseus_operator.controller.versioned import Versioned
+from perseus_operator.clients.kube.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
-from perseus_operator.objects import JobRef, Json, Now
-from perseus_operator.planning.job import Job
-from perseus_operator.reporting import document
-from perseus_operator.reporting.events import JobEvent, condition_events
-from perseus_operator.reporting.report import JobReport
+from perseus_operator.jobs import document
+from perseus_operator.jobs.events import JobEvent, condition_events
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.report import JobReport
+from perseus_operator.jobs.services import Services, backoff_s
+from perseus_operator.objects.values import JobRef, Json, Now
 
 logger = logging.getLogger(__name__)
 

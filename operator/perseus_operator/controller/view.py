@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.objects import JobRef
+from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.frontier import SolvedFrontier
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from perseus_core import keys
 from perseus_operator.api.energy_class import ClassSpec, parse_class, refusal
 from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 _CHART: Final = "the chart makes `default` unless webhook.enabled or energyClass.enabled is false"
 _MAKE_IT: Final = f"kubectl get energyclasses lists those that exist; {_CHART}"

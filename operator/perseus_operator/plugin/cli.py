@@ -27,13 +27,13 @@ from perseus_operator.errors import (
     KubeNotFound,
     KubeUnavailable,
 )
-from perseus_operator.objects import Json
-from perseus_operator.planning.stragglers.annotation import (
+from perseus_operator.families.training.stragglers.annotation import (
     Declaration,
     declare,
     duration_of_iterations_s,
     parse_annotation,
 )
+from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, prometheus

@@ -15,9 +15,9 @@ from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.formatting import slowed_by
-from perseus_operator.objects import Json
-from perseus_operator.reporting.unmeasured import why_unmeasured
+from perseus_operator.families.training.status.unmeasured import why_unmeasured
+from perseus_operator.objects.formatting import slowed_by
+from perseus_operator.objects.values import Json
 
 
 class Finding(StrEnum):

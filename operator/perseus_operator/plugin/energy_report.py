@@ -15,7 +15,7 @@ from typing import Final
 
 from perseus_core.units import kwh_from_j
 from perseus_operator.errors import CannotAnswer, InvalidSpec
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 
 SINCE: Final = re.compile(r"[1-9][0-9]{0,3}[mhdw]")
 """A time as PromQL has it, such as 30d."""

@@ -14,8 +14,8 @@ from perseus_core.units import mw_from_w, us_from_s
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
-from perseus_operator.objects import ConfigMap, Json, StoredObject
-from perseus_operator.planning.shape import shape_from_status
+from perseus_operator.families.training.shape import shape_from_status
+from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_operator.plugin.classes import ClassReader, class_of_namespace
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier

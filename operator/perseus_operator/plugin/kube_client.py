@@ -17,7 +17,7 @@ import urllib3.exceptions
 
 from perseus_core import keys
 from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap, Json, StoredObject
+from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 
 _TIMEOUT_S: Final = 15.0
 _ATTEMPTS: Final = 5

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from perseus_core.units import mean_power_w
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.formatting import slowed_by
-from perseus_operator.objects import Json
+from perseus_operator.objects.formatting import slowed_by
+from perseus_operator.objects.values import Json
 
 _PREDICTED: Final = ("energySaved", "energySavedLow", "energySavedHigh", "restsOn")
 

@@ -9,8 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_us
-from perseus_operator.formatting import counted, joules, seconds, small_percent
-from perseus_operator.objects import Json
+from perseus_operator.objects.formatting import counted, joules, seconds, small_percent
+from perseus_operator.objects.values import Json
 from perseus_operator.plugin.plot import Mark, draw
 
 _SHOWN = 16

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perseus_core import keys
-from perseus_operator.clients.pods import owner_of
-from perseus_operator.objects import Json
-from perseus_operator.planning.workloads import asks_for_gpu, workload_of
+from perseus_operator.clients.kube.pods import owner_of
+from perseus_operator.nodes.workloads import asks_for_gpu, workload_of
+from perseus_operator.objects.values import Json
 from perseus_operator.servers.pod_injection import Injected
 
 _LONGEST: Final = 63

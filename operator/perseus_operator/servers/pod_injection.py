@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from perseus_core import keys
-from perseus_operator.objects import Json
+from perseus_operator.objects.values import Json
 from perseus_operator.servers.socket_offers import GPUS
 
 VOLUME: Final = "perseus-agent"

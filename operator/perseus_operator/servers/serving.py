@@ -13,21 +13,21 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from perseus_operator.clients.credentials import Credentials
-from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.clients.peers import Peers
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
+from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.objects import User
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.objects.values import User
 from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.servers.peer_service import PeerService
 from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
-from perseus_operator.settings import Settings
 from perseus_proto.v1alpha1.operator_pb2_grpc import add_OperatorServicer_to_server
 from perseus_proto.v1alpha1.peer_pb2_grpc import add_PeerServicer_to_server
 from perseus_runtime.addresses import on_loopback, parse_address

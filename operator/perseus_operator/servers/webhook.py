@@ -16,10 +16,10 @@ from typing import Any, Final
 import kopf
 
 from perseus_core import keys
+from perseus_operator.controller.settings import Settings
 from perseus_operator.servers.class_labels import label_pod, wants_class
 from perseus_operator.servers.pod_injection import Injected, inject, request
 from perseus_operator.servers.socket_offers import SocketOffers
-from perseus_operator.settings import Settings
 from perseus_runtime.addresses import EVERYWHERE, parse_address
 
 WEBHOOK_ID: Final = "inject"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from perseus_core.units import s_from_us
 from perseus_operator.errors import SolveFailed
-from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.quality import CalibrationQuality
 from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s

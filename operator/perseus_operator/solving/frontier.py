@@ -19,7 +19,7 @@ from perseus_core.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES, FrontierSpec
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import Json, StoredObject
+from perseus_operator.objects.values import Json, StoredObject
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.view import FrontierView, Grain

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.nodes.iterations import JobIteration
 
 
 class Grain(IntEnum):

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES, STAGES, FakeAgent, World
 
 from perseus_core import keys
-from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.errors import KubeConflict
 from perseus_sim.profiles import profile_csv
 

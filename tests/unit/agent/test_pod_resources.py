@@ -18,8 +18,8 @@ from perseus_agent.errors import KubeletUnavailable, PeerRefused
 from perseus_agent.node.processes import choose_gpu
 from perseus_agent.pods.gpu_names import GpuNames, Undrivable
 from perseus_agent.pods.pod_resources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources
-from perseus_operator.objects import Pod
-from perseus_operator.planning.named_gpus import named_gpus
+from perseus_operator.nodes.named_gpus import named_gpus
+from perseus_operator.objects.values import Pod
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 

@@ -13,37 +13,37 @@ import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 
 from perseus_operator.api.job import JobSpec, parse_spec
-from perseus_operator.controller import family as family_module
-from perseus_operator.controller.epochs import Epochs
-from perseus_operator.controller.families import FAMILIES
-from perseus_operator.controller.family import Family, Surroundings
+from perseus_operator.budgets.member import Member
 from perseus_operator.controller.operator import Operator
-from perseus_operator.controller.pace import Pace
-from perseus_operator.controller.services import Services
-from perseus_operator.controller.shards import Replica
+from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.status_writer import StatusWriter
-from perseus_operator.controller.training_family import TrainingFamily
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning.canary import JudgeCanary
-from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
-from perseus_operator.planning.decision import Decision
-from perseus_operator.planning.evidence import Evidence
-from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_digest
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.job_nodes import JobNodes
-from perseus_operator.planning.limits import Limits
-from perseus_operator.planning.member import Member
-from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select, next_actions
-from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.planning.planner import TrainingDecision, decide
-from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting.metrics import Metrics
-from perseus_operator.reporting.report import JobReport
-from perseus_operator.settings import Settings
+from perseus_operator.families.registry import FAMILIES
+from perseus_operator.families.training.canary.state import JudgeCanary
+from perseus_operator.families.training.comparison.state import BeginComparison, EndComparison, ResumePlan
+from perseus_operator.families.training.decide import TrainingDecision, decide
+from perseus_operator.families.training.family import TrainingFamily
+from perseus_operator.families.training.frontier.inputs import ReadInputs, Solve, inputs_digest
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs import family as family_module
+from perseus_operator.jobs.decision import Decision
+from perseus_operator.jobs.family import Family, Surroundings
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.jobs.limits import Limits
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.jobs.report import JobReport
+from perseus_operator.jobs.services import Services
+from perseus_operator.nodes.actions import Acquire, Push, Release, Renew, Select, next_actions
+from perseus_operator.nodes.evidence import Evidence
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.nodes.plans import StoredPlans
+from perseus_operator.objects.values import JobRef, Now, Pod
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shard import SHARDS, LeaseRecord, shard_lease, shard_of
+from perseus_operator.replicas.shards import Replica
 from perseus_operator.solving.view import FrontierView
 
 Made = TypeVar("Made", bound=Decision)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
 
 ADDRESS = "10.0.0.1:1"
 
@@ -50,7 +50,7 @@ class World:
         self.calls: list[tuple[asyncio.Task[None], asyncio.Event, Channel]] = []
         monkeypatch.setattr(self.pool, "_files", self.files)
         monkeypatch.setattr(self.pool, "_open", self._open)
-        monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda channel: channel)
+        monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda channel: channel)
 
     def _open(self, address: str) -> Channel:
         assert address == ADDRESS

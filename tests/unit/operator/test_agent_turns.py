@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from perseus_operator.clients.agents import _AT_ONCE, AgentPool
+from perseus_operator.clients.agents.client import _AT_ONCE, AgentPool
 from perseus_operator.errors import AgentUnavailable
 
 

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.planning.bound_guard import CONFIRM, Bound, Guard, Hold, judge, next_coarser, scatter_of
-from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
-from perseus_operator.planning.guard_cause import Cause, why_slow
-from perseus_operator.planning.hardware import Basis, Hardware
-from perseus_operator.planning.iterations import KEPT, JobIteration, Measured
-from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.reporting import document, status
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import condition_events
+from perseus_operator.families.training.bound.cause import Cause, why_slow
+from perseus_operator.families.training.bound.guard import CONFIRM, Bound, Guard, Hold, judge, next_coarser, scatter_of
+from perseus_operator.families.training.hardware.hardware import Basis, Hardware
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.status.restore import restore_from_status
+from perseus_operator.jobs import document
+from perseus_operator.jobs.events import condition_events
+from perseus_operator.nodes.actions import Release
+from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.iterations import KEPT, JobIteration, Measured
 from perseus_operator.solving.view import Grain
 
 FASTEST_US = 1_000_000
@@ -66,7 +67,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
 
 
 def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_operator.planning.aim.judge", lambda guard, *_, **__: guard)
+    monkeypatch.setattr("perseus_operator.families.training.bound.aim.judge", lambda guard, *_, **__: guard)
     job = settled(make_job)
     job.train_on(1, 3 * CONFIRM, 1.06)
     assert points(job) == {2}

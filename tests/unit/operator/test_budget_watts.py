@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.operator.test_power_budgets import Site
 
 from perseus_operator.api.budget import parse_budget
+from perseus_operator.budgets.watts import next_watts, wanted_watts
 from perseus_operator.errors import InvalidSpec, KubeUnavailable
-from perseus_operator.planning.budget_watts import next_watts, wanted_watts
 
 MONDAY = datetime(2026, 11, 23, tzinfo=UTC)
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

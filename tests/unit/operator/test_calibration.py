@@ -15,18 +15,18 @@ from tests.doubles.stored_objects import StoredObjects, stored_object
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse
-from perseus_operator.controller.calibrator import Calibrator
-from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.errors import KubeConflict, KubeUnavailable, SolveFailed
-from perseus_operator.objects import ConfigMap, JobRef
-from perseus_operator.planning.frontier_inputs import Calibrate, Solve, inputs_digest
-from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.objective import Target, target_of
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.status import figures
+from perseus_operator.families.training.frontier.inputs import Calibrate, Solve, inputs_digest
+from perseus_operator.families.training.frontier.objective import Target, target_of
+from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.status.status import figures
+from perseus_operator.families.training.training import Training
+from perseus_operator.families.training.work.calibrator import Calibrator
+from perseus_operator.families.training.work.profile_source import StoredProfile
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.iterations import JobIteration
+from perseus_operator.objects.values import ConfigMap, JobRef
 from perseus_operator.solving import calibration, frontier
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest

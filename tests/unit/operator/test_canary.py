@@ -10,13 +10,14 @@ import pytest
 
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import parse_spec
+from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.canary import Canary, Phase, canary_from_status
-from perseus_operator.planning.canary_planner import ATTEMPTS, ITERATIONS, PAUSE
-from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.power_allocation import Share
-from perseus_operator.reporting import document, status
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training.canary.decision import ATTEMPTS, ITERATIONS, PAUSE
+from perseus_operator.families.training.canary.state import Canary, Phase, canary_from_status
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.jobs import document
+from perseus_operator.nodes.actions import Release
 
 SLOW = {"type": "MaxSlowdown", "maxSlowdown": "23%"}
 """The slowest plan within it is 20 % slower."""

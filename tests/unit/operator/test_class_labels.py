@@ -9,8 +9,8 @@ import pytest
 
 from perseus_core import keys
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.clients.pods import owner_of
-from perseus_operator.planning.workloads import workload_of
+from perseus_operator.clients.kube.pods import owner_of
+from perseus_operator.nodes.workloads import workload_of
 from perseus_operator.servers.class_labels import label_pod
 
 JOB_SET = "jobset.sigs.k8s.io"

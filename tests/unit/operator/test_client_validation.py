@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
-from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, is_valid_rank, is_valid_report
-from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.node import Rank
-from perseus_operator.planning.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_rank, is_valid_report
+from perseus_operator.families.training.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.nodes.iterations import JobIteration, Report
+from perseus_operator.nodes.node import Rank
 
 REPORT = Report(
     dp=0,

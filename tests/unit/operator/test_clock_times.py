@@ -16,10 +16,8 @@ from tests.unit.operator.test_hardware import A100, H100, HARDWARE, describe, la
 
 from perseus_operator.api.schema import dump, openapi_of
 from perseus_operator.api.status import HardwareStatus
-from perseus_operator.planning import gpu
-from perseus_operator.planning.frontier_inputs import Solve
-from perseus_operator.planning.gpu import MAX_CLOCKS, MAX_LATENCY_US, Gpu, StoredLatency, Transition
-from perseus_operator.planning.hardware import (
+from perseus_operator.families.training.frontier.inputs import Solve
+from perseus_operator.families.training.hardware.hardware import (
     CHANGE,
     ONE_CLOCK,
     Basis,
@@ -29,9 +27,12 @@ from perseus_operator.planning.hardware import (
     hardware_to_status,
     next_hardware,
 )
-from perseus_operator.planning.latencies import ClockTimes, clock_times, measured_latency
-from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.reporting import document, status
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.restore import restore_from_status
+from perseus_operator.jobs import document
+from perseus_operator.nodes import gpu
+from perseus_operator.nodes.gpu import MAX_CLOCKS, MAX_LATENCY_US, Gpu, StoredLatency, Transition
+from perseus_operator.nodes.latencies import ClockTimes, clock_times, measured_latency
 from perseus_proto import planset
 
 QUICK, SLOW = 900, 1410

@@ -12,12 +12,12 @@ from tests.unit.operator.conftest import LIMITS, Job, epochs_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.controller.job_runner import JobRunner
-from perseus_operator.controller.pace import Pace
-from perseus_operator.controller.training_family import TrainingFamily
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.node_actions import Push, Select
-from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.families.training.family import TrainingFamily
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.nodes.actions import Push, Select
+from perseus_operator.nodes.plans import StoredPlans
+from perseus_operator.objects.values import JobRef
 
 REFINED = "refined"
 

@@ -13,8 +13,9 @@ import pytest
 from tests.offenders import about_each
 
 from perseus_operator.api.job import parse_spec
+from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.comparisons import (
+from perseus_operator.families.training.comparison.state import (
     KEPT,
     BeginComparison,
     Comparisons,
@@ -24,11 +25,11 @@ from perseus_operator.planning.comparisons import (
     comparisons_from_status,
     interval,
 )
-from perseus_operator.planning.iterations import Measured, Report
-from perseus_operator.planning.lease_clock import RestingClock
-from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting import document, status
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs import document
+from perseus_operator.nodes.iterations import Measured, Report
+from perseus_operator.nodes.lease_clock import RestingClock
 
 EVERY, ITERATIONS = 40, 3
 SETTINGS = {"everyIterations": EVERY, "iterations": ITERATIONS}

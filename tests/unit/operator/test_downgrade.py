@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.comparisons import Comparisons
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.power_budget import decision_from_status
-from perseus_operator.planning.power_draw import member_from_status
-from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.planning.training import Training
+from perseus_operator.budgets.budget import decision_from_status
+from perseus_operator.budgets.draw import member_from_status
+from perseus_operator.families.training.comparison.state import Comparisons
+from perseus_operator.families.training.status.restore import restore_from_status
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.objects.values import JobRef
 
 FIGURES = {"iterationTimeMicroseconds": 1_000_000, "energyMillijoules": 5_000_000, "iterations": 9}
 STORED: dict[str, Any] = {

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from perseus_core import keys
 from perseus_operator.api.energy_class import parse_class
 from perseus_operator.api.job import Mode, parse_spec
-from perseus_operator.controller.energy_classes import EnergyClasses
+from perseus_operator.classes.energy_classes import EnergyClasses
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError, KubeUnavailable
-from perseus_operator.objects import Json, Now, Owner, Pod
+from perseus_operator.objects.values import Json, Now, Owner, Pod
 
 GRACE_S = 5.0
 SPEC = {"objective": {"type": "MaxSlowdown", "maxSlowdown": "3%"}, "ttlSecondsAfterFinished": 60}

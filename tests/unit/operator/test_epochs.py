@@ -11,11 +11,11 @@ from tests.doubles.lease_store import LeaseConnection, LeaseServer
 from tests.unit.operator.conftest import LIMITS, Job, epochs_of
 from tests.unit.operator.test_job_runner import session_of
 
-from perseus_operator.controller.epochs import MAX_LOST, MAX_RAISES
 from perseus_operator.errors import AgentFenced
-from perseus_operator.planning.node_actions import Acquire
-from perseus_operator.planning.shards import LeaseRecord, shard_lease, shard_of
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.nodes.actions import Acquire
+from perseus_operator.replicas.epochs import MAX_LOST, MAX_RAISES
+from perseus_operator.replicas.shard import LeaseRecord, shard_lease, shard_of
 
 
 async def test_a_lost_counter_is_raised_once_for_all_jobs_of_a_shard() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_operator.clients.hardware import evidence_of, gpu_of
-from perseus_operator.planning.evidence import HELD_SHARE, ClockControl, Evidence, MarkSource, combine, summarise
-from perseus_operator.planning.iterations import History, Report
+from perseus_operator.clients.agents.hardware import evidence_of, gpu_of
+from perseus_operator.nodes.evidence import HELD_SHARE, ClockControl, Evidence, MarkSource, combine, summarise
+from perseus_operator.nodes.iterations import History, Report
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 figures = st.none() | st.integers(0, 10**9)

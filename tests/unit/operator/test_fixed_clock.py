@@ -9,17 +9,17 @@ from tests.unit.operator.conftest import with_nodes
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
-from perseus_operator.controller.family import Surroundings, member_of
-from perseus_operator.controller.fixed_clock_family import FixedClockFamily
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning.decision import Decision
-from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.lease_clock import LeaseClock, LeasedGpu, RestingClock
-from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Acquire, Release, Renew
+from perseus_operator.families.fixed_clock.family import FixedClockFamily
+from perseus_operator.jobs import document
+from perseus_operator.jobs.decision import Decision
+from perseus_operator.jobs.family import Surroundings, member_of
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.actions import Acquire, Release, Renew
+from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.lease_clock import LeaseClock, LeasedGpu, RestingClock
+from perseus_operator.nodes.node import Node
+from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.reporting import document
 
 TTL_S, BOARD_W = 15.0, 700.0
 FIXED = {"objective": {"type": "FixedClock", "clockMegahertz": 900}}

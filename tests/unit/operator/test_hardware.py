@@ -15,18 +15,8 @@ from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import dump, openapi_of, parse
 from perseus_operator.api.status import HardwareStatus
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
-from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
-from perseus_operator.planning.gpu import (
-    ClockLatency,
-    Gpu,
-    StoredLatency,
-    Transition,
-    latency_from_json,
-    latency_to_json,
-)
-from perseus_operator.planning.hardware import (
+from perseus_operator.families.training.frontier.inputs import Solve, inputs_digest
+from perseus_operator.families.training.hardware.hardware import (
     CHANGE,
     Basis,
     Hardware,
@@ -36,13 +26,24 @@ from perseus_operator.planning.hardware import (
     next_hardware,
     scatter,
 )
-from perseus_operator.planning.hardware_progress import HardwareProgress
-from perseus_operator.planning.iterations import JobIteration, Measured
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.latencies import ENOUGH_CHANGES, ClockTimes
-from perseus_operator.planning.restore import restore_from_status
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting import document, status
+from perseus_operator.families.training.hardware.progress import HardwareProgress
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.restore import restore_from_status
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs import document
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.gpu import (
+    ClockLatency,
+    Gpu,
+    StoredLatency,
+    Transition,
+    latency_from_json,
+    latency_to_json,
+)
+from perseus_operator.nodes.iterations import JobIteration, Measured
+from perseus_operator.nodes.latencies import ENOUGH_CHANGES, ClockTimes
+from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.view import FrontierView, Grain
 from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
 

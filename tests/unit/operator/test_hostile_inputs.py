@@ -16,9 +16,9 @@ from tests.unit.operator.conftest import spec_of
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import MAX_CELLS, MAX_PLACES
-from perseus_operator.controller.profiler import _parse_sweep
-from perseus_operator.controller.schedule_source import check_schedule
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, InvalidSpec, SolveFailed, SolveTimeout
+from perseus_operator.families.training.work.profiler import _parse_sweep
+from perseus_operator.families.training.work.schedule_source import check_schedule
 from perseus_operator.solving.memory import worker_memory_mib
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest, check_profile, problem_of

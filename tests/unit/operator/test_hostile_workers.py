@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.errors import SolveFailed
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.training import Training
+from perseus_operator.families.training.training import Training
+from perseus_operator.families.training.work.calibrator import Calibrator
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.objects.values import JobRef
 from perseus_operator.solving import process
 from perseus_operator.solving.answers import most_calibration_bytes, most_frontier_bytes
 from perseus_operator.solving.calibration import (
@@ -205,7 +205,7 @@ async def test_no_answer_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPat
     """64 MiB of JSON held the loop for 18 s."""
     import threading
 
-    from perseus_operator.controller import calibrator as module
+    from perseus_operator.families.training.work import calibrator as module
 
     threads = list[int]()
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.doubles.kept import kept
 
-from perseus_operator.planning.iterations import History, Measured, Report, summarise
+from perseus_operator.nodes.iterations import History, Measured, Report, summarise
 
 
 def report(

@@ -27,23 +27,23 @@ from perseus_core import keys
 from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
-from perseus_operator.clients.agent_messages import LeaseInfo, NodeInfo
+from perseus_operator.clients.agents.messages import LeaseInfo, NodeInfo
 from perseus_operator.controller import operator as module
-from perseus_operator.controller.family import Surroundings
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.controller.pace import Pace
-from perseus_operator.controller.services import BACKOFF_S
+from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
-from perseus_operator.handlers import _configure
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.lease_clock import LeaseClock
-from perseus_operator.planning.node_actions import Acquire, Renew
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.family import Surroundings
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.jobs.services import BACKOFF_S
+from perseus_operator.nodes.actions import Acquire, Renew
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.lease_clock import LeaseClock
+from perseus_operator.objects.values import JobRef, Now, Pod
+from perseus_operator.servers.handlers import _configure
 from perseus_operator.servers.metrics_server import MetricsServer
-from perseus_operator.settings import Settings
 from perseus_operator.solving import worker
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest

@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from perseus_operator.clients import json_answers
-from perseus_operator.clients.json_answers import json_session
-from perseus_operator.clients.kube_requests import read_sized_json
+from perseus_operator.clients.kube import json_answers
+from perseus_operator.clients.kube.json_answers import json_session
+from perseus_operator.clients.kube.requests import read_sized_json
 from perseus_operator.errors import KubeUnavailable
 
 ANSWERS: list[tuple[str, bytes]] = []

@@ -15,8 +15,8 @@ from tests.unit.operator.conftest import operator_of
 from perseus_core import keys
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.known_jobs import KnownJobs, used_of
-from perseus_operator.handlers import _let_go
-from perseus_operator.planning.shards import SHARDS
+from perseus_operator.replicas.shard import SHARDS
+from perseus_operator.servers.handlers import _let_go
 
 MOST = 5
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.training import Training
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.objects.values import JobRef, Pod
 
 
 class Counted(dict[str, Node]):

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import Job
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.lifecycle import next_deletion
-from perseus_operator.planning.restore import restore_from_status
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.status.restore import restore_from_status
+from perseus_operator.jobs import document
+from perseus_operator.jobs.events import condition_events
+from perseus_operator.jobs.lifecycle import next_deletion
+from perseus_operator.nodes.iterations import Measured
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.listing import listing
-from perseus_operator.reporting import document, status
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import condition_events
 
 
 def said(job: Any) -> dict[str, Condition]:

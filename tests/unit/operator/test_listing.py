@@ -15,10 +15,10 @@ from aiohttp import web
 from tests.unit.operator.conftest import operator_of
 
 from perseus_core import keys
-from perseus_operator.clients.kube import KubeClient
-from perseus_operator.clients.pods import agent_of, pod_of
+from perseus_operator.clients.kube.client import KubeClient
+from perseus_operator.clients.kube.pods import agent_of, pod_of
 from perseus_operator.errors import KubeError, KubeForbidden, KubeUnavailable
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
 
 PODS = 1_234
 

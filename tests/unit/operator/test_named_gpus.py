@@ -13,12 +13,12 @@ from tests.unit.operator.test_job_runner import session_of
 from tests.unit.operator.test_listing import served
 
 from perseus_core import keys
-from perseus_operator.clients.pods import pod_of
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.errors import KubeError, KubeForbidden
-from perseus_operator.objects import Pod
-from perseus_operator.planning.named_gpus import NamedGpu, named_gpus
-from perseus_operator.planning.node_actions import Acquire
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.nodes.actions import Acquire
+from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
+from perseus_operator.objects.values import Pod
 
 BEFORE, WRITTEN, LATER = "2026-11-28T08:00:00Z", "2026-11-28T09:00:00Z", "2026-11-28T09:00:01Z"
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(3)]

@@ -17,21 +17,21 @@ from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_core.gpus import TRUE_SHARES, known_gpus
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
-from perseus_operator.controller.observer import MOST_CANDIDATES, Observer
-from perseus_operator.controller.profile_source import StoredProfile, shape_of
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.planning.basis import Basis
-from perseus_operator.planning.evidence import Evidence, MarkSource
-from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node_actions import Push, Select
-from perseus_operator.planning.observation import ITERATIONS
-from perseus_operator.planning.profiling.cost import sweep_cost
-from perseus_operator.planning.profiling.estimate import SAME, distance, estimate
-from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
-from perseus_operator.planning.profiling.sweep import Recipe
-from perseus_operator.reporting import status
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training.frontier.basis import Basis
+from perseus_operator.families.training.profile.cost import sweep_cost
+from perseus_operator.families.training.profile.estimate import SAME, distance, estimate
+from perseus_operator.families.training.profile.observation import ITERATIONS
+from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.profile.sweep import Recipe
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.work.observer import MOST_CANDIDATES, Observer
+from perseus_operator.families.training.work.profile_source import StoredProfile, shape_of
+from perseus_operator.nodes.actions import Push, Select
+from perseus_operator.nodes.evidence import Evidence, MarkSource
+from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.request import SolveRequest
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import Planner

@@ -16,9 +16,9 @@ from tests.waiting import PATIENCE_S, eventually
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.clients import otlp
 from perseus_operator.clients.otlp import MetricsPush, resource_of
-from perseus_operator.objects import JobRef
-from perseus_operator.reporting.metrics import Metrics
-from perseus_operator.settings import InvalidSetting, parse_settings
+from perseus_operator.controller.settings import InvalidSetting, parse_settings
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.objects.values import JobRef
 
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """Values by name and labels, as Prometheus has them."""

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.planning.node_actions import Acquire, Push, Select
-from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.stragglers.annotation import parse_annotation
+from perseus_operator.families.training.decide import Decision
+from perseus_operator.families.training.stragglers.annotation import parse_annotation
+from perseus_operator.nodes.actions import Acquire, Push, Select
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},

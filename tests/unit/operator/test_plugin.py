@@ -21,7 +21,7 @@ from perseus_core import keys
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap, Json, StoredObject
+from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_operator.plugin import cli
 from perseus_operator.plugin.doctor import ADVICE, examine
 from perseus_operator.plugin.job import load_job

@@ -16,27 +16,27 @@ from perseus_operator.api.budget import BudgetReason, parse_budget
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.power_status import MAX_SPEEDS, ShareStatus
 from perseus_operator.api.schema import dump
-from perseus_operator.controller import power_budgets as module
-from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
-from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
-from perseus_operator.formatting import percent
-from perseus_operator.objects import JobRef, Now
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.plan_power import power_w, replicas_of
-from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.power_budget import (
+from perseus_operator.budgets import power_budgets as module
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.budgets.budget import (
     BudgetDecision,
     Member,
     decide_shares,
     selects,
     within_budget,
 )
-from perseus_operator.planning.power_draw import draw_to_status, member_from_status
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting import status
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.budgets.draw import draw_to_status, member_from_status
+from perseus_operator.budgets.power_budgets import OtherJob, PowerBudgets
+from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
+from perseus_operator.families.training.power.plans import power_w, replicas_of
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.nodes.actions import Release
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.formatting import percent
+from perseus_operator.objects.values import JobRef, Now
 
 GRACE_S = 30.0
 

@@ -11,11 +11,11 @@ from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 
 from perseus_operator.api.budget import parse_budget
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.clients.hardware import gpu_of
-from perseus_operator.objects import Now
-from perseus_operator.planning.bound_guard import CONFIRM, Hold
-from perseus_operator.planning.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
-from perseus_operator.planning.iterations import Measured
+from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.families.training.bound.guard import CONFIRM, Hold
+from perseus_operator.nodes.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.values import Now
 from perseus_operator.solving.view import Grain
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 

@@ -11,10 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.profiling.reading import LINE, levelled
-from perseus_operator.planning.profiling.sweep import (
+from perseus_operator.families.training.profile.reading import LINE, levelled
+from perseus_operator.families.training.profile.sweep import (
     Recipe,
     Sweep,
     choose_clocks,
@@ -23,6 +21,8 @@ from perseus_operator.planning.profiling.sweep import (
     from_json,
     to_json,
 )
+from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.nodes.iterations import Report
 from perseus_sim.gpus.model import MODELS
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule

@@ -9,11 +9,11 @@ import pytest
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.schema import parse
 from perseus_operator.api.stored import ProfileSpec
-from perseus_operator.controller.profile_source import profile_from_sweep
-from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.profiling.sweep import Sweep
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training.profile.sweep import Sweep
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.work.profile_source import profile_from_sweep
+from perseus_operator.nodes.actions import Release
+from perseus_operator.nodes.gpu import Gpu
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
@@ -60,9 +60,10 @@ def test_a_profile_is_used_on_gpus_of_its_model_alone(
 
 
 def test_what_is_measured_names_its_gpus(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_operator.controller.profile_source.csv_of", lambda _: "csv")
+    monkeypatch.setattr("perseus_operator.families.training.work.profile_source.csv_of", lambda _: "csv")
     monkeypatch.setattr(
-        "perseus_operator.controller.profile_source.blocking_power", lambda _: type("W", (), {"watts": 80.0})
+        "perseus_operator.families.training.work.profile_source.blocking_power",
+        lambda _: type("W", (), {"watts": 80.0}),
     )
     spec, sweep = make_job().spec, Sweep((1410,), "s", None)  # type: ignore[arg-type]
     own = parse(ProfileSpec, profile_from_sweep(sweep, spec, [Gpu(A100, "560.1")] * 2), "spec")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node_actions import Push, Release, Select
-from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
-from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
-from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Sweep
-from perseus_operator.reporting import status
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training.decide import Decision
+from perseus_operator.families.training.profile.decision import BeginSweep, SaveSweep, StoreProfile
+from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.profile.sweep import DIGEST_PREFIX, Sweep
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.nodes.actions import Push, Release, Select
+from perseus_operator.nodes.iterations import Report
 
 ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))

@@ -15,12 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.gpus import BACKWARD_RATIO
-from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.planning.evidence import Evidence
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
-from perseus_operator.planning.profiling.reading import Reading, StageReading
-from perseus_operator.planning.profiling.sweep import (
+from perseus_operator.families.training.profile.drift import DRIFT_ITERATIONS, Drift
+from perseus_operator.families.training.profile.reading import Reading, StageReading
+from perseus_operator.families.training.profile.sweep import (
     MOST_FINER,
     QUIET_US,
     RISES,
@@ -34,6 +31,9 @@ from perseus_operator.planning.profiling.sweep import (
     from_json,
     to_json,
 )
+from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.nodes.evidence import Evidence
+from perseus_operator.nodes.iterations import Report
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import stage_weights
 from perseus_solver.kinds import Kind

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
-from perseus_operator.controller.profile_versions import KEPT, store_profile
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.objects import StoredObject
+from perseus_operator.families.training.work.profile_versions import KEPT, store_profile
+from perseus_operator.objects.values import StoredObject
 
 
 def store(kube: StoredObjects, number: int) -> int:

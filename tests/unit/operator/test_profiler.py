@@ -13,20 +13,20 @@ from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.stored import MAX_PROFILE_BYTES
-from perseus_operator.controller import profile_source
-from perseus_operator.controller.profile_source import StoredProfile
-from perseus_operator.controller.profiler import Profiler
 from perseus_operator.errors import InvalidProfile, KubeUnavailable
-from perseus_operator.objects import Json
-from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
-from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.node_plans import StoredPlans
-from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
-from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
-from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
-from perseus_operator.planning.profiling.sweep import Recipe, Sweep
-from perseus_operator.planning.training import Training
+from perseus_operator.families.training.profile.decision import SaveSweep, StoreProfile
+from perseus_operator.families.training.profile.drift import DRIFT_ITERATIONS, DRIFT_REST
+from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.profile.sweep import Recipe, Sweep
+from perseus_operator.families.training.training import Training
+from perseus_operator.families.training.work import profile_source
+from perseus_operator.families.training.work.profile_source import StoredProfile
+from perseus_operator.families.training.work.profiler import Profiler
+from perseus_operator.nodes.gpu import ClockLatency, Gpu, StoredLatency
+from perseus_operator.nodes.iterations import JobIteration, Report
+from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.nodes.plans import StoredPlans
+from perseus_operator.objects.values import Json
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
 

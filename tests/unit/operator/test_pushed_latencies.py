@@ -10,12 +10,12 @@ from typing import Any, cast
 import grpc.aio
 from tests.unit.operator.conftest import family_of
 
-from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.planning.hardware import Hardware
-from perseus_operator.planning.latencies import ClockTimes
-from perseus_operator.planning.node_actions import Push
-from perseus_operator.planning.node_plans import StoredPlans
+from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.nodes.actions import Push
+from perseus_operator.nodes.latencies import ClockTimes
+from perseus_operator.nodes.plans import StoredPlans
 from perseus_proto.planset import PlanPoint, StageSchedule, decode_changes, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 

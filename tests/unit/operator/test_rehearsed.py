@@ -12,13 +12,13 @@ from tests.doubles.stored_objects import stored_object
 
 from perseus_operator.api.job import Switching, parse_spec
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.objects import ConfigMap, StoredObject
-from perseus_operator.planning.evidence import MarkSource
-from perseus_operator.planning.hardware import Hardware
+from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.status.hardware import grain_name
+from perseus_operator.nodes.evidence import MarkSource
+from perseus_operator.objects.values import ConfigMap, StoredObject
 from perseus_operator.plugin.job import PlannedJob
 from perseus_operator.plugin.reports import explanation, frontier_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text
-from perseus_operator.reporting.hardware import grain_name
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
     frontier_to_spec,

@@ -11,7 +11,7 @@ from tests.unit.operator.conftest import operator_of
 
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.operator import Operator
-from perseus_operator.planning.shards import SHARDS, shard_of
+from perseus_operator.replicas.shard import SHARDS, shard_of
 
 
 class Runner:

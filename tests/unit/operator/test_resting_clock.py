@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_operator.planning.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
-from perseus_operator.planning.node_actions import Acquire
-from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.resting_clock import resting_clock
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.families.training.power.resting_clock import resting_clock
+from perseus_operator.nodes.actions import Acquire
+from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_operator.solving.worker import solve_in_process

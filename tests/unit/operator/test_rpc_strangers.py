@@ -10,8 +10,8 @@ import pytest
 
 from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
-from perseus_operator.solver_service.metrics import SolverMetrics
-from perseus_operator.solver_service.service import SolverService
+from perseus_operator.servers.solver.metrics import SolverMetrics
+from perseus_operator.servers.solver.service import SolverService
 from perseus_proto.v1alpha1 import operator_pb2, peer_pb2, solver_pb2
 
 NAMES = frozenset({"perseus-operator"})

@@ -10,16 +10,16 @@ from tests.made_up_profiles import PIPELINES
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
-from perseus_operator.controller.schedule_source import (
+from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
+from perseus_operator.families.training.frontier.inputs import Solve, inputs_digest
+from perseus_operator.families.training.work.schedule_source import (
     assemble_schedule,
     check_schedule,
     collect_schedule,
     read_schedule_csv,
 )
-from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
-from perseus_operator.objects import ConfigMap
-from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
-from perseus_operator.planning.node import Rank
+from perseus_operator.nodes.node import Rank
+from perseus_operator.objects.values import ConfigMap
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_solver.kinds import Kind
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from tests.waiting import PATIENCE_S, pass_time
 
-from perseus_operator.clients.agents import AgentPool
-from perseus_operator.clients.selections import SelectionStream
+from perseus_operator.clients.agents.client import AgentPool
+from perseus_operator.clients.agents.selections import SelectionStream
 from perseus_operator.errors import AgentFenced, AgentUnavailable
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
@@ -70,7 +70,7 @@ class Line:
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pool = AgentPool(None, timeout_s=PATIENCE_S)
         monkeypatch.setattr(self.pool, "_open", lambda _: None)
-        monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: agent)
+        monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda _: agent)
 
     async def select(self, iteration: int) -> int:
         return await self.pool.select(
@@ -171,7 +171,7 @@ class Busy:
 
 async def test_selections_do_not_wait_for_renewals_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
+    monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
     pool = AgentPool(None, timeout_s=PATIENCE_S)
     monkeypatch.setattr(pool, "_open", lambda _: None)
     names = [f"agent-{number}" for number in range(400)]

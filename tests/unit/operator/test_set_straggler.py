@@ -12,8 +12,8 @@ from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller.set_straggler import ObservedJob, StragglerRequest, set_straggler
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeUnavailable, StaleEpoch, UnknownJob
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.training import Training
+from perseus_operator.families.training.training import Training
+from perseus_operator.objects.values import JobRef
 
 EPOCH = 5
 

@@ -12,14 +12,14 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump
-from perseus_operator.objects import JobRef, Now, Pod
-from perseus_operator.planning import training as known
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.node import Rank
-from perseus_operator.planning.planner import decide
-from perseus_operator.planning.shape import shape_from_status, shape_of_ranks, shape_to_status
-from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.families.training import training as known
+from perseus_operator.families.training.decide import decide
+from perseus_operator.families.training.shape import shape_from_status, shape_of_ranks, shape_to_status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.node import Rank
+from perseus_operator.objects.values import JobRef, Now, Pod
 
 FORWARD_BACKWARD = ((1, 0, 0), (2, 0, 0))
 STEP = ((int(InstructionKind.STEP), 0, 0),)

@@ -10,11 +10,9 @@ from typing import Final
 import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 
-from perseus_operator.controller.epochs import Epochs
-from perseus_operator.controller.shards import Replica as ThisReplica
-from perseus_operator.controller.shards import Shards
 from perseus_operator.errors import KubeError
-from perseus_operator.planning.shards import (
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shard import (
     BEAT_S,
     DEAD_AFTER_S,
     SEATS,
@@ -27,6 +25,8 @@ from perseus_operator.planning.shards import (
     shard_lease,
     shard_of,
 )
+from perseus_operator.replicas.shards import Replica as ThisReplica
+from perseus_operator.replicas.shards import Shards
 
 FAILOVER_S: Final = 5.0
 """Within this time after a death another replica holds every shard."""

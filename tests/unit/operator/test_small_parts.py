@@ -13,12 +13,12 @@ from tests.doubles.stored_objects import stored_object
 
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES
+from perseus_operator.controller.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.metrics_server import MetricsServer
-from perseus_operator.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
     _fill,

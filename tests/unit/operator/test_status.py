@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason, merge_conditions
-from perseus_operator.formatting import percent, seconds
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.training import Training
-from perseus_operator.reporting import document, status
-from perseus_operator.reporting.conditions import conditions_of
-from perseus_operator.reporting.events import condition_events
-from perseus_operator.reporting.training_events import baseline_event, plan_event
+from perseus_operator.families.training.status import status
+from perseus_operator.families.training.status.conditions import conditions_of
+from perseus_operator.families.training.status.events import baseline_event, plan_event
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs import document
+from perseus_operator.jobs.events import condition_events
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.formatting import percent, seconds
+from perseus_operator.objects.values import JobRef
 
 
 def said(job: Any) -> dict[str, Condition]:
@@ -106,7 +107,7 @@ def test_savings_are_measured_against_measured_or_not_said() -> None:
 
 def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
     job.run()
-    from perseus_operator.planning.objective import predict
+    from perseus_operator.families.training.frontier.objective import predict
 
     frontier = job.state.frontier
     time_us, energy_mj = predict(frontier, {0: 0, 1: 0}, {1: 1.5}, tensor_parallel=2)

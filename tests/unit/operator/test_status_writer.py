@@ -13,12 +13,12 @@ from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Reason
-from perseus_operator.controller.pace import Pace
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.clients.kube.versioned import Versioned, is_newer
 from perseus_operator.controller.status_writer import NEVER_S
-from perseus_operator.controller.versioned import Versioned, is_newer
-from perseus_operator.objects import Now
-from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.power_allocation import Share
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.nodes.iterations import Measured
+from perseus_operator.objects.values import Now
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
 

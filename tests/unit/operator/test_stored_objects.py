@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perseus_core import keys
-from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.errors import KubeConflict, KubeNotFound
-from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json
+from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json
 
 JOB = JobRef("ns", "job", "uid")
 OURS = {MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: JOB.name}

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import JobRef
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.stragglers.annotation import Declaration, declare, parse_annotation
-from perseus_operator.planning.stragglers.declared import declared_slowdowns
-from perseus_operator.planning.training import Training
+from perseus_operator.families.training.stragglers.annotation import Declaration, declare, parse_annotation
+from perseus_operator.families.training.stragglers.declared import declared_slowdowns
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.objects.values import JobRef
 
 
 def test_the_annotation() -> None:

@@ -12,12 +12,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_operator.clients.agent_messages import RankJoined, StreamOpened
-from perseus_operator.clients.agents import AgentPool
-from perseus_operator.clients.telemetry_batches import LARGEST_EVENT, TornBatch, dropped_of, events_of
+from perseus_operator.clients.agents.client import AgentPool
+from perseus_operator.clients.agents.messages import RankJoined, StreamOpened
+from perseus_operator.clients.agents.telemetry import LARGEST_EVENT, TornBatch, dropped_of, events_of
 from perseus_operator.errors import AgentRefused
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import MOST_RANKS, Node, Rank
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.node import MOST_RANKS, Node, Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2
 

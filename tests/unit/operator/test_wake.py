@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perseus_operator.controller.pace import Pace
-from perseus_operator.controller.wake import Wake
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.jobs.wake import Wake
 
 FOREVER_S = 1e6
 

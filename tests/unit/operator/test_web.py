@@ -14,8 +14,8 @@ import pytest
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.controller.view import JobView
-from perseus_operator.objects import JobRef
-from perseus_operator.reporting.hardware import expected_savings
+from perseus_operator.families.training.status.hardware import expected_savings
+from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.web import responses
 from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
 from perseus_operator.servers.web.server import Pages, WebServer

@@ -12,7 +12,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeForbidden
-from perseus_operator.objects import JobRef, User
+from perseus_operator.objects.values import JobRef, User
 from perseus_operator.servers.web import access
 from perseus_operator.servers.web.access import MAX_TOKEN, Access
 from perseus_operator.servers.web.server import Pages, WebServer

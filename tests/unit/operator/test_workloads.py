@@ -12,14 +12,14 @@ from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.clients.pods import pod_of
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import JobRef, Owner, Pod
-from perseus_operator.planning.job import Job as PerseusJob
-from perseus_operator.planning.node import Rank
-from perseus_operator.planning.training import Training
-from perseus_operator.planning.waiting import absence, silent_pods
-from perseus_operator.planning.workloads import PRESETS, Selection, asks_for_gpu, containers_of, select
+from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.jobs.waiting import absence, silent_pods
+from perseus_operator.nodes.node import Rank
+from perseus_operator.nodes.workloads import PRESETS, Selection, asks_for_gpu, containers_of, select
+from perseus_operator.objects.values import JobRef, Owner, Pod
 
 NAME = "train"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perseus_core import keys
-from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease
+from perseus_operator.replicas.shard import SEATS, SHARDS, seat_lease, shard_lease
 from perseus_sim.cluster import rbac
 
 READING = {"get", "list", "watch"}

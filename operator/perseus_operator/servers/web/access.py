@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from perseus_operator.objects import User
+from perseus_operator.objects.values import User
 
 MAX_TOKEN: Final = 16_384
 """Characters. Tokens of service accounts have about 1,000; those of identity providers, with many groups, more."""

@@ -1,0 +1,322 @@
+"""PowerBudgets of the cluster: observes them, grants every selected job its share, and writes their status.
+
+``planning.power_budget`` decides the shares; a job's planner decides what its share means. Of several replicas of the
+operator one decides and writes; the others grant their jobs what is written, and write into the jobs' status what those
+draw. Nothing here waits except for writes of status.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from perseus_core import keys
+from perseus_operator.api.budget import BudgetCondition, BudgetFigures, BudgetReason, BudgetSpec, parse_budget
+from perseus_operator.api.power_status import DrawStatus
+from perseus_operator.api.schema import dump
+from perseus_operator.budgets import budget as power_budget
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.budgets.budget import BudgetDecision, BudgetStatement
+from perseus_operator.budgets.draw import draw_to_status, member_from_status
+from perseus_operator.budgets.member import Member
+from perseus_operator.budgets.watts import next_watts
+from perseus_operator.clients.kube.cluster_object import ClusterObject, vanished
+from perseus_operator.clients.kube.namespace_labels import NamespaceLabels, NamespaceStore
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.objects.values import JobRef, Json, Now
+
+
+class SharingJob(Protocol):
+    """A job of this replica that may share a budget."""
+
+    ref: JobRef
+    labels: Mapping[str, str]
+    taken_over_s: float
+    """When an operator before this one has served it until (monotonic); -inf: none has."""
+
+    def member(self, now: Now, *, settled: bool) -> Member | None:
+        """What the job draws, and what a watt is worth to it; None: it draws no power, since no pod of it runs."""
+        ...
+
+    def grant(self, share: Share | None) -> None:
+        """The job's share; None: no budget selects it."""
+        ...
+
+    def publish_draw(self, draw: DrawStatus | None) -> None:
+        """What the status says of its draw; None: nothing."""
+        ...
+
+
+class BudgetMetrics(Protocol):
+    """Where figures of budgets are shown."""
+
+    def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
+        """Show these; ``kept`` None: whether the budget is kept is not known."""
+        ...
+
+    def forget_budget(self, budget: str) -> None:
+        """Show nothing of it any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class OtherJob:
+    """A job that another replica serves, as it was observed last."""
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    priority: int
+    status: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class BudgetStore(NamespaceStore, Protocol):
+    """What is needed of the API server."""
+
+    async def power_budgets(self) -> list[Json]:
+        """All of them."""
+        ...
+
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status; the object's version after it."""
+        ...
+
+
+@dataclass
+class _Budget(ClusterObject):
+    spec: BudgetSpec | None = None
+    """The last accepted one."""
+    watts: float | None = None
+    """What is shared now; None: nothing has been yet."""
+    decision: BudgetDecision = field(default_factory=BudgetDecision)
+
+    def shared(self, spec: BudgetSpec) -> BudgetSpec:
+        """The spec with the watts that are shared now."""
+        return spec if self.watts is None else replace(spec, watts=max(1, int(self.watts)))
+
+
+class PowerBudgets:
+    """All PowerBudgets of the cluster."""
+
+    def __init__(
+        self,
+        kube: BudgetStore,
+        runners: Callable[[], Iterable[SharingJob]],
+        metrics: BudgetMetrics,
+        *,
+        grace_s: float,
+        others: Callable[[], Iterable[OtherJob]] = tuple,
+    ) -> None:
+        """Know no budget yet.
+
+        Args:
+            kube: where status is written.
+            runners: the jobs of this replica.
+            metrics: of this replica.
+            grace_s: how long after a start the shares of jobs that have not been observed yet stay reserved, and how
+                long after it was taken over it is not known which ranks of a job run.
+            others: the jobs of other replicas.
+        """
+        self._kube = kube
+        self._metrics = metrics
+        self._runners = runners
+        self._others = others
+        self._grace_s = grace_s
+        self._leads = False
+        """Whether this replica decides the shares."""
+        self._settled_s = math.inf
+        """When every job must have been observed (monotonic), if this replica leads."""
+        self._budgets: dict[str, _Budget] = {}
+        self._read: dict[str, tuple[Mapping[str, Any], Member | None]] = {}
+        """What was read of other replicas' jobs, and from which status: most stay as they are for long."""
+        self._held_w: dict[str, float] = {}
+        """What the GPUs of this replica's jobs can draw, by namespace/name."""
+        self._namespaces = NamespaceLabels(kube)
+        self._ticked_s: float | None = None
+
+    async def restore(self) -> None:
+        """List all budgets: before any job is observed, so that their shares hold from the first reconciliation on, and
+        now and then, for those of which the watch has missed something.
+
+        Raises:
+            KubeError: no answer.
+        """
+        known = list(self._budgets.values())
+        listed = await self._kube.power_budgets()
+        for body in listed:
+            self.observe(body)
+        for budget in vanished(known, listed):
+            self._forget(budget)
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """Take in a PowerBudget as it is now."""
+        metadata = body["metadata"]
+        name, uid = str(metadata["name"]), str(metadata["uid"])
+        known = self._budgets.get(name)
+        if known is None or known.uid != uid:
+            known = self._budgets[name] = _Budget(keys.BUDGET_KIND, name, uid)
+            _take_over(known, body)
+        elif not self._leads:
+            _take_over(known, body)
+        known.observed(body)
+        try:
+            known.spec, known.fault = parse_budget(body.get("spec")), ""
+        except InvalidSpec as error:
+            known.fault = str(error)
+        for runner in self._runners():
+            self.grant_share(runner)
+
+    def deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that a PowerBudget does not exist any more."""
+        known = self._budgets.get(str(body["metadata"]["name"]))
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            self._forget(known)
+
+    def grant_share(self, runner: SharingJob) -> None:
+        """Grant a job its strictest share; a share that is not known yet is stricter than any other."""
+        job = str(runner.ref)
+        held_w = self._held_w.get(job, math.inf)
+        shares = [
+            budget.decision.share(budget.name, job, held_w, budget.spec.fallback.hold_seconds)
+            for budget in self._budgets.values()
+            if budget.spec is not None and self._selects(budget.spec, runner.ref.namespace, runner.labels) is not False
+        ]
+        runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
+
+    async def tick(self, now: Now, *, leads: bool = True) -> None:
+        """Decide the shares of every budget, grant them, and write what has changed. Call it about once a second.
+
+        Args:
+            now: the time.
+            leads: whether this replica decides; else it publishes what its jobs draw, and grants what another decides.
+        """
+        if leads and not self._leads:
+            self._settled_s = now.monotonic_s + self._grace_s
+        if self._leads and not leads:
+            for budget in self._budgets.values():
+                self._metrics.forget_budget(budget.name)
+        self._leads = leads
+        elapsed_s = 0.0 if self._ticked_s is None else now.monotonic_s - self._ticked_s
+        self._ticked_s = now.monotonic_s
+        runners = list(self._runners())
+        others = list(self._others()) if leads and self._budgets else []
+        if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._budgets.values()):
+            namespaces = {runner.ref.namespace for runner in runners} | {other.namespace for other in others}
+            await self._namespaces.refresh(namespaces, now.monotonic_s)
+        own = self._own_members(runners, now)
+        theirs = self._other_members(others)
+        if leads:
+            for budget in self._budgets.values():
+                if budget.spec is not None:
+                    budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
+                    self._decide(budget, budget.shared(budget.spec), own, theirs, now)
+        for runner in runners:
+            self.grant_share(runner)
+        if leads:
+            settled = now.monotonic_s >= self._settled_s
+            for budget in list(self._budgets.values()):
+                # A restart changes nothing: the status of before stands until every job has been observed.
+                if not (budget.decision.unknown and not settled):
+                    await self._write(budget, now)
+
+    def _own_members(self, runners: Iterable[SharingJob], now: Now) -> list[tuple[SharingJob, Member | None]]:
+        """This replica's jobs that share a budget, and what they draw: their status says it where another one leads."""
+        found = []
+        for runner in runners:
+            if not self._is_selected(runner.ref.namespace, runner.labels):
+                runner.publish_draw(None)
+                continue
+            settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
+            member = runner.member(now, settled=settled)
+            found.append((runner, member))
+            runner.publish_draw(None if self._leads or member is None else draw_to_status(member))
+        self._held_w = {str(runner.ref): member.held_w for runner, member in found if member is not None}
+        return found
+
+    def _other_members(self, others: Iterable[OtherJob]) -> list[tuple[OtherJob, Member | None]]:
+        """Other replicas' jobs that share a budget, and what their status says that they draw."""
+        before, self._read = self._read, {}
+        found = []
+        for other in others:
+            if not self._is_selected(other.namespace, other.labels):
+                continue
+            job = str(other)
+            known = before.get(job)
+            if known is None or known[0] is not other.status:
+                known = other.status, member_from_status(job, other.priority, other.status)
+            self._read[job] = known
+            found.append((other, known[1]))
+        return found
+
+    def _decide(
+        self,
+        budget: _Budget,
+        spec: BudgetSpec,
+        own: Iterable[tuple[SharingJob, Member | None]],
+        others: Iterable[tuple[OtherJob, Member | None]],
+        now: Now,
+    ) -> None:
+        selected = [(str(r.ref), member) for r, member in own if self._selects(spec, r.ref.namespace, r.labels)]
+        selected += [(str(o), member) for o, member in others if self._selects(spec, o.namespace, o.labels)]
+        members = [member for _, member in selected if member is not None]
+        if now.monotonic_s < self._settled_s:
+            observed = {job for job, _ in selected}
+            members += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
+        decision = power_budget.decide_shares(spec, members, budget.decision)
+        budget.decision = power_budget.lower_first(decision, budget.decision)
+
+    def _is_selected(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        specs = (budget.spec for budget in self._budgets.values() if budget.spec is not None)
+        return any(self._selects(spec, namespace, labels) for spec in specs)
+
+    def _selects(self, spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool | None:
+        return power_budget.selects(spec, namespace, labels, self._namespaces.of(namespace))
+
+    async def _write(self, budget: _Budget, now: Now) -> None:
+        """Update the metrics, and write the status if it has changed."""
+        conditions = [_accepted(budget)]
+        fields: Json = {}
+        if budget.spec is not None:
+            shared = budget.shared(budget.spec)
+            figures = power_budget.figures(shared, budget.decision)
+            within = power_budget.within_budget(shared, budget.decision)
+            self._metrics.set_budget(budget.name, shared.watts, figures, kept=within.status)
+            conditions.append(within)
+            fields = dump(figures)
+        await budget.write(conditions, fields, now, self._kube.write_budget_status)
+        if budget.gone:
+            self._forget(budget)
+
+    def _forget(self, budget: _Budget) -> None:
+        """It does not exist any more."""
+        if self._budgets.get(budget.name) is not budget:
+            return
+        del self._budgets[budget.name]
+        self._metrics.forget_budget(budget.name)
+        for runner in self._runners():
+            self.grant_share(runner)
+
+
+def _take_over(budget: _Budget, body: Mapping[str, Any]) -> None:
+    """Take in what another replica, or an operator before this one, has decided."""
+    status = body.get("status") or {}
+    budget.decision = power_budget.decision_from_status(status)
+    budget.watts = status.get("watts")
+
+
+def _accepted(budget: _Budget) -> BudgetStatement:
+    if not budget.fault:
+        message = "The manifest is valid."
+        if budget.spec is not None and budget.spec.selector.match_labels:
+            message += (
+                " spec.selector.matchLabels is no limit to tenants, who choose the labels of their PerseusJobs."
+                " namespaces and namespaceSelector are."
+            )
+        return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
+    note = " The spec accepted before stays in force." if budget.spec is not None else ""
+    return BudgetStatement(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + note)

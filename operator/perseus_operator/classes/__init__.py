@@ -1,0 +1,1 @@
+"""EnergyClasses: PerseusJobs made for workloads that carry a label."""

@@ -1,0 +1,290 @@
+"""EnergyClasses of the cluster: makes the PerseusJobs of workloads that opted in to one, and writes their status.
+
+A pod says its class and the name of its PerseusJob by labels, which the webhook writes as the pod is created. While
+pods run whose PerseusJob does not exist, it is made; one that a user wrote is there first, and stays as it is. Only the
+first spec comes from the class: what is to change later is changed in the PerseusJob.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from perseus_core import keys
+from perseus_operator.api.energy_class import (
+    ClassCondition,
+    ClassFigures,
+    ClassReason,
+    ClassSpec,
+    job_of_class,
+    parse_class,
+    refusal,
+)
+from perseus_operator.api.schema import DNS_NAME, dump
+from perseus_operator.clients.kube.cluster_object import ClusterObject, vanished
+from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
+from perseus_operator.nodes.workloads import workload_of
+from perseus_operator.objects.values import Json, Now, Owner, Pod
+
+JobKey = tuple[str, str]
+"""Namespace and name of a PerseusJob."""
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""After one attempt to make a PerseusJob, two, ...; the last repeats. A change of any EnergyClass ends the wait."""
+_AT_ONCE: Final = 16
+"""PerseusJobs made in one go; more wait for the next. Namespaces take turns."""
+_LOOKED_AT: Final = 500
+"""Jobs that are looked at in one step of the event loop."""
+
+
+class ClassStore(Protocol):
+    """What is needed of the API server."""
+
+    async def energy_classes(self) -> list[Json]:
+        """All of them."""
+        ...
+
+    async def write_class_status(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status; the object's version after it."""
+        ...
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Labels of a namespace."""
+        ...
+
+    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
+        """Create a PerseusJob."""
+        ...
+
+    async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
+        """Post a warning on an object of a namespace."""
+        ...
+
+
+@dataclass
+class _Attempts:
+    """How often a PerseusJob was not made for a pod, until when no further attempt is made (monotonic), and why not."""
+
+    pod: Pod
+    failed: int = 0
+    retry_at_s: float = 0.0
+    refusal: str = ""
+    """As the pod's event says; empty: there was none."""
+
+    def begun(self, now_s: float) -> None:
+        """One more attempt is made; the next one is due if nothing has come of it."""
+        self.retry_at_s = now_s + _RETRY_S[min(self.failed, len(_RETRY_S) - 1)]
+        self.failed += 1
+
+    def due(self) -> None:
+        """What stood in the way may be gone."""
+        self.failed, self.retry_at_s = 0, 0.0
+
+
+@dataclass
+class _Class(ClusterObject):
+    spec: ClassSpec | None = None
+    """The last accepted one."""
+
+
+class EnergyClasses:
+    """All EnergyClasses of the cluster."""
+
+    def __init__(self, kube: ClassStore, *, grace_s: float) -> None:
+        """``grace_s``: how long after a start no PerseusJob is made, as those that exist may not be observed yet."""
+        self._kube = kube
+        self._grace_s = grace_s
+        self._settled_s: float | None = None
+        self._classes: dict[str, _Class] = {}
+        self._attempts: dict[JobKey, _Attempts] = {}
+        """Of the PerseusJobs that pods wait for."""
+        self._turns: dict[str, int] = {}
+        """When each namespace whose pods wait had its last turn, by count."""
+        self._turn = 0
+
+    async def restore(self) -> None:
+        """List all classes: at the start, and now and then, for those of which the watch has missed something.
+
+        Raises:
+            KubeError: no answer.
+        """
+        known = list(self._classes.values())
+        listed = await self._kube.energy_classes()
+        for body in listed:
+            self.observe(body)
+        for each in vanished(known, listed):
+            self._forget(each)
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """Take in an EnergyClass as it is now."""
+        metadata = body["metadata"]
+        name, uid = str(metadata["name"]), str(metadata["uid"])
+        known = self._classes.get(name)
+        if known is None or known.uid != uid:
+            known = self._classes[name] = _Class(keys.CLASS_KIND, name, uid)
+        before = known.spec, known.fault
+        known.observed(body)
+        try:
+            known.spec, known.fault = parse_class(body.get("spec")), ""
+        except InvalidSpec as error:
+            known.fault = str(error)
+        if (known.spec, known.fault) != before:  # what was refused may be right now
+            for attempts in self._attempts.values():
+                attempts.due()
+
+    def deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that an EnergyClass does not exist any more. PerseusJobs that were made of it stay."""
+        known = self._classes.get(str(body["metadata"]["name"]))
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            self._forget(known)
+
+    async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
+        """See ``services.ProfileGrants``."""
+        known = self._classes.get(energy_class)
+        if known is None or known.spec is None or known.spec.profiles_from is None:
+            return None
+        not_for_it = refusal(energy_class, known.spec, namespace, await self._labels(known.spec, namespace))
+        return None if not_for_it else known.spec.profiles_from.namespace
+
+    async def tick(
+        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+    ) -> None:
+        """Make the PerseusJobs that are missing, and write what has changed. Call it about once a second.
+
+        Args:
+            now: the time.
+            pods_of: training pods by UID, of each PerseusJob that they name.
+            jobs: the PerseusJobs that exist, with their labels.
+        """
+        if self._settled_s is None:
+            self._settled_s = now.monotonic_s + self._grace_s
+        if now.monotonic_s >= self._settled_s:
+            await asyncio.gather(*(self._make(key, pod, now) for key, pod in await self._due(now, pods_of, jobs)))
+        made = [labels.get(keys.LABEL_CLASS) for labels in jobs.values()]
+        for known in list(self._classes.values()):
+            figures = dump(ClassFigures(jobs=made.count(known.name)))
+            await known.write([_accepted(known)], figures, now, self._kube.write_class_status)
+            if known.gone:
+                self._forget(known)
+
+    async def _due(
+        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+    ) -> list[tuple[JobKey, Pod]]:
+        """The PerseusJobs to make now: one of each namespace, then the next of each, those first whose last turn is
+        longest ago. So one with any number of pods that are refused delays no other.
+        """
+        due, missing = dict[str, deque[tuple[JobKey, Pod]]](), set[JobKey]()
+        for number, (key, pods) in enumerate(list(pods_of.items()), 1):
+            if number % _LOOKED_AT == 0:
+                await asyncio.sleep(0)
+            if key in jobs:
+                continue
+            missing.add(key)
+            pod, attempts = _opted_in(pods.values()), self._attempts.get(key)
+            waits = attempts is not None and attempts.pod == pod and attempts.retry_at_s > now.monotonic_s
+            if pod is not None and not waits:
+                due.setdefault(key[0], deque()).append((key, pod))
+        for gone in self._attempts.keys() - missing:
+            del self._attempts[gone]
+        for absent in self._turns.keys() - {namespace for namespace, _ in missing}:
+            del self._turns[absent]
+        chosen = list[tuple[JobKey, Pod]]()
+        while due and len(chosen) < _AT_ONCE:
+            for namespace in sorted(due, key=lambda name: self._turns.get(name, 0))[: _AT_ONCE - len(chosen)]:
+                chosen.append(due[namespace].popleft())
+                self._turn += 1
+                self._turns[namespace] = self._turn
+                if not due[namespace]:
+                    del due[namespace]
+        return chosen
+
+    def _forget(self, known: _Class) -> None:
+        if self._classes.get(known.name) is known:
+            del self._classes[known.name]
+
+    async def _make(self, key: JobKey, pod: Pod, now: Now) -> None:
+        """Make the PerseusJob of a pod, or say on the pod why not."""
+        attempts = self._attempts.get(key)
+        if attempts is None or attempts.pod != pod:
+            said = attempts.refusal if attempts is not None else ""
+            attempts = self._attempts[key] = _Attempts(pod, refusal=said)
+        attempts.begun(now.monotonic_s)
+        namespace, name = key
+        try:
+            workload = workload_of(pod.labels, pod.owner)
+            owner = workload.owner if workload else pod.owner or _reference(pod)
+            why = await self._refusal(pod)
+            if why:
+                await self._refuse(key, pod, owner, why, attempts)
+                return
+            spec = self._classes[pod.energy_class].spec
+            assert spec is not None
+            reference = None if workload is None else (workload.kind, workload.name)
+            await self._kube.create_job(
+                namespace, name, pod.energy_class, job_of_class(spec, reference, pod.profile), owner
+            )
+            logger.info("%s/%s: made of EnergyClass %s for pod %s", namespace, name, pod.energy_class, pod.name)
+        except KubeConflict:
+            pass  # it exists: the watch is late
+        except KubeError as error:
+            logger.warning("%s/%s: not made of EnergyClass %s: %s", namespace, name, pod.energy_class, error)
+
+    async def _refusal(self, pod: Pod) -> str:
+        """Why a pod's class cannot be applied; empty: it can."""
+        known = self._classes.get(pod.energy_class)
+        found = None if known is None else known.spec or InvalidSpec(known.fault)
+        if why := refusal(pod.energy_class, found, pod.namespace, await self._labels(found, pod.namespace)):
+            return f"it {why}"
+        if pod.profile and not re.fullmatch(DNS_NAME, pod.profile):
+            return f"its annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
+        return ""
+
+    async def _labels(self, spec: ClassSpec | InvalidSpec | None, namespace: str) -> Mapping[str, str]:
+        """Labels of a namespace, if the class chooses by them."""
+        if not isinstance(spec, ClassSpec) or spec.namespace_selector is None:
+            return {}
+        return await self._kube.namespace_labels(namespace)
+
+    async def _refuse(self, key: JobKey, pod: Pod, owner: Owner, why: str, attempts: _Attempts) -> None:
+        """Say it once on the pod, and on its workload, where its user looks first."""
+        if attempts.refusal == why:
+            return
+        message = f"The pod trains at default clocks: {why}."
+        for about in dict.fromkeys((_reference(pod), owner)):
+            await self._kube.warn(pod.namespace, about, reason=ClassReason.NOT_APPLIED.value, message=message)
+        logger.warning("%s/%s: pod %s: %s", *key, pod.name, why)
+        attempts.refusal = why
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A condition of an EnergyClass."""
+
+    type: ClassCondition
+    status: bool | None
+    reason: ClassReason
+    message: str
+
+
+def _accepted(known: _Class) -> _Statement:
+    if not known.fault:
+        return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
+    note = " The spec accepted before stays in force." if known.spec is not None else ""
+    return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.fault + note)
+
+
+def _reference(pod: Pod) -> Owner:
+    return Owner("v1", "Pod", pod.name, pod.uid)
+
+
+def _opted_in(pods: Iterable[Pod]) -> Pod | None:
+    """The oldest of these pods that runs and names a class; None: none does."""
+    running = [pod for pod in pods if pod.energy_class and not pod.succeeded and not pod.failure]
+    return min(running, key=lambda pod: (pod.created, pod.name), default=None)

@@ -1,0 +1,1 @@
+"""Calls to agents over gRPC, and their answers as plain values."""

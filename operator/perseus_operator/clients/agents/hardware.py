@@ -1,0 +1,84 @@
+"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan. Back
+they get the latencies that plans were rehearsed under.
+
+An older agent leaves the fields away, which protobuf makes zero. Here that becomes None: unknown is not zero.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from perseus_core.units import w_from_mw
+from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition, is_possible
+from perseus_operator.nodes.latencies import ClockTimes
+from perseus_proto.v1alpha1 import agent_pb2
+
+_MARKS: Final = {
+    agent_pb2.MARK_SOURCE_HOST: MarkSource.HOST,
+    agent_pb2.MARK_SOURCE_SYNCHRONISED: MarkSource.SYNCHRONISED,
+    agent_pb2.MARK_SOURCE_EVENTS: MarkSource.EVENTS,
+    agent_pb2.MARK_SOURCE_GPU: MarkSource.GPU,
+}
+_CONTROLS: Final = {
+    agent_pb2.CLOCK_CONTROL_TIMETABLE: ClockControl.TIMETABLE,
+    agent_pb2.CLOCK_CONTROL_MARKS: ClockControl.MARKS,
+    agent_pb2.CLOCK_CONTROL_HELD: ClockControl.HELD,
+}
+_MAX_TRANSITIONS: Final = 64
+_MAX_NAME: Final = 256
+"""Characters of a model or driver: the name becomes part of a status."""
+
+
+def gpu_of(message: agent_pb2.Gpu, driver: str) -> Gpu:
+    """Return a GPU's model, driver and switch latency; a latency that cannot be true is none."""
+    limit_w = w_from_mw(message.max_power_mw)
+    max_power_w = limit_w if 0 < limit_w <= MAX_BOARD_W else None
+    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], _latency(message), max_power_w)
+
+
+def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
+    """Return how the clocks followed the plan; None: the agent says nothing of it."""
+    marks, control = _MARKS.get(report.marks), _CONTROLS.get(report.control)
+    if marks is None and control is None and not report.median_clock_mhz:
+        return None
+    # Without control there was no planned clock, and without marks no time of an instruction to compare with.
+    reckoned = control is not None and marks is not None
+    computing_us = min(sum(report.durations_us), report.compute_span_us)
+    if report.tensor_parallel_ranks:  # of ranks together
+        computing_us = min(report.computing_us, report.compute_span_us * len(report.tensor_parallel_ranks))
+    clock_mhz = report.median_clock_mhz or None
+    return Evidence(
+        marks=marks,
+        control=control,
+        lead_us=round(median(report.leads_us)) if report.leads_us else None,
+        below_us=min(report.below_plan_us, computing_us) if reckoned else None,
+        above_us=min(report.above_plan_us, computing_us) if reckoned else None,
+        computing_us=computing_us,
+        clock_mhz=clock_mhz,
+        limited_mhz=clock_mhz if report.power_limited else None,
+    )
+
+
+def clock_change(times: ClockTimes) -> agent_pb2.ClockChange:
+    """Return how long changes to a clock take, as agents are sent it."""
+    return agent_pb2.ClockChange(clock_mhz=times.mhz, p50_us=times.p50_us, p99_us=times.p99_us)
+
+
+def _latency(message: agent_pb2.Gpu) -> ClockLatency | None:
+    if not message.HasField("clock_latency"):
+        return None
+    given = message.clock_latency
+    found = ClockLatency(
+        p50_us=given.p50_us,
+        p99_us=given.p99_us,
+        call_us=given.call_p50_us,
+        changes=given.changes,
+        shared_lock=given.shared_lock,
+        transitions=tuple(
+            Transition(one.from_mhz, one.to_mhz, one.changes, one.p50_us, one.p99_us)
+            for one in given.transitions[:_MAX_TRANSITIONS]
+        ),
+    )
+    return found if is_possible(found) else None

@@ -1,0 +1,174 @@
+"""What agents say, in the operator's own types: leases, ranks and telemetry, converted from the wire's messages."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from perseus_core.units import s_from_ms
+from perseus_operator.clients.agents.hardware import evidence_of
+from perseus_operator.clients.agents.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
+from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.lease_clock import LeaseClock, LeasedGpu
+from perseus_operator.nodes.named_gpus import NamedGpu
+from perseus_operator.nodes.node import DeclaredSchedule, Rank
+from perseus_operator.objects.values import Pod
+from perseus_proto.planset import MAX_INSTRUCTIONS
+from perseus_proto.v1alpha1 import agent_pb2
+
+
+@dataclass(frozen=True)
+class LeaseInfo:
+    """What an agent holds for a job."""
+
+    remaining_s: float
+    plan_id: str
+    selected: dict[int, int | None]
+    clock: LeaseClock | None
+    """None: the lease asks for none, or the agent is too old to lock one."""
+    description: int = 0
+    """Changes with what the agent says of its node; 0: it is too old to tell."""
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """What an agent reports about its node."""
+
+    ranks: tuple[Rank, ...]
+    uncontrollable: dict[str, str]
+    clocks_mhz: dict[str, tuple[int, ...]]
+    """GPU UUID → supported clocks."""
+    gpus: dict[str, Gpu]
+    """GPU UUID → model and switch latency."""
+    schedules: dict[tuple[str, int], DeclaredSchedule]
+    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
+
+
+@dataclass(frozen=True)
+class StreamOpened:
+    """The stream is open: from here on no event is missed."""
+
+
+@dataclass(frozen=True)
+class RankJoined:
+    """A rank has connected."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class RankLeft:
+    """A rank has disconnected."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class GpuSlowdown:
+    """A GPU reports that something slows it, or that it is lost."""
+
+    gpu_uuid: str
+    kind: str
+    active: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class EventsDropped:
+    """Events that were dropped since the stream began, because this reader was too slow."""
+
+    count: int
+
+
+TelemetryEvent = StreamOpened | RankJoined | RankLeft | Report | GpuSlowdown | EventsDropped
+
+
+def pod_message(pod: Pod) -> agent_pb2.Pod:
+    """Convert a pod of a job for its lease."""
+    containers = [agent_pb2.Container(id=identifier, name=name) for identifier, name in sorted(pod.containers)]
+    return agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name, containers=containers)
+
+
+def named_gpu_message(gpu: NamedGpu) -> agent_pb2.NamedGpu:
+    """Convert what is published of a device for a lease."""
+    return agent_pb2.NamedGpu(pool=gpu.pool, device=gpu.device, uuid=gpu.uuid)
+
+
+def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
+    """Convert what an agent answers about a lease."""
+    return LeaseInfo(
+        remaining_s=s_from_ms(message.remaining_ms),
+        plan_id=message.plan_id,
+        selected={s.data_parallel_rank: None if s.no_plan else s.point for s in message.selections},
+        clock=_clock_of(message.clock) if message.HasField("clock") else None,
+        description=message.description,
+    )
+
+
+def _clock_of(message: agent_pb2.LeaseClock) -> LeaseClock:
+    gpus = [LeasedGpu(gpu.uuid, gpu.pod_uid, gpu.applied_clock_mhz, gpu.message) for gpu in message.gpus]
+    return LeaseClock(message.clock_mhz, tuple(gpus))
+
+
+def rank_of(message: agent_pb2.Rank) -> Rank:
+    """Convert a rank; ``is_valid_rank`` checks it."""
+    return Rank(
+        pod_uid=message.pod_uid,
+        gpu_uuid=message.gpu_uuid,
+        dp=message.data_parallel_rank,
+        stage=message.stage,
+        tp=message.tensor_parallel_rank,
+        pid=message.pid,
+        iteration=message.iteration,
+    )
+
+
+def schedule_of(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
+    """Return (kind, microbatch, chunk) of each instruction in order."""
+    return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
+
+
+def is_valid(event: TelemetryEvent) -> bool:
+    """Whether the values of an event are possible."""
+    if isinstance(event, Report):
+        return is_valid_report(event)
+    if isinstance(event, GpuSlowdown):
+        return len(event.gpu_uuid) <= MAX_NAME
+    return is_valid_rank(event.rank) if isinstance(event, RankJoined) else True
+
+
+def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
+    """Convert an event; None: its kind is not known here, as the agent is newer, or it has more than any can have."""
+    kind = event.WhichOneof("event")
+    if kind == "rank_joined":
+        return RankJoined(rank_of(event.rank_joined))
+    if kind == "rank_left":
+        return RankLeft(rank_of(event.rank_left))
+    if kind == "gpu":
+        name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
+        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message[:MAX_NAME])
+    if kind == "iteration":
+        report = event.iteration
+        lists = report.durations_us, report.instruction_energy_mj, report.leads_us
+        if max(map(len, lists)) > MAX_INSTRUCTIONS:  # before anything is done with each of them
+            return None
+        return Report(
+            dp=report.data_parallel_rank,
+            stage=report.stage,
+            tp=report.tensor_parallel_rank,
+            iteration=report.iteration,
+            iteration_time_us=report.iteration_time_us,
+            compute_span_us=report.compute_span_us,
+            energy_mj=report.energy_mj if report.has_energy else None,
+            point=report.point if report.planned else None,
+            durations_us=array("I", report.durations_us),
+            instruction_energies_mj=array("I", report.instruction_energy_mj),
+            energy_iterations=report.instruction_energy_iterations,
+            quiet_us=report.quiet_us,
+            quiet_mj=report.quiet_energy_mj,
+            evidence=evidence_of(report),
+            own_time=report.own_time,
+            together=tuple(report.tensor_parallel_ranks[: MAX_TOGETHER + 1]),
+        )
+    return None

@@ -1,0 +1,1 @@
+"""Calls to the API server, and their answers as plain values."""

@@ -1,0 +1,304 @@
+"""The operator's client of the Kubernetes API.
+
+kopf watches objects; everything that the operator reads or writes itself goes through ``KubeClient``, which implements
+``kube_interface.Kube``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Final
+
+import aiohttp
+import kubernetes.aio.client as k8s
+
+from perseus_core import keys
+from perseus_operator.clients.kube.access_reviews import AccessReviews
+from perseus_operator.clients.kube.interface import AgentPods
+from perseus_operator.clients.kube.object_store import ObjectStore
+from perseus_operator.clients.kube.pods import agent_of, pod_of
+from perseus_operator.clients.kube.requests import MERGE, TIMEOUT_S, checked, read_json, read_sized_json, translated
+from perseus_operator.errors import KubeNotFound, KubeUnavailable
+from perseus_operator.objects.formatting import stamp
+from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, Pod
+
+_JSON_PATCH: Final = "application/json-patch+json"
+_WATCH_S: Final = 60
+"""Each watch lasts this long: one on a connection that is silently lost is noticed by then."""
+_FIRST_PAGE, _LEAST_PAGE, _LARGEST_PAGE = 50, 10, 500
+"""Pods in one answer. The next has as many as make `_PAGE_BYTES` of pods like those: each may have a quarter of a MiB
+of annotations, and all jobs wait while it is parsed."""
+_PAGE_BYTES: Final = 2 << 20
+"""Parsed in some ten milliseconds."""
+_MOST_SLICES: Final = 32
+"""Of a node that are read: a driver publishes a node's devices in one or a few."""
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class KubeClient(ObjectStore, AccessReviews):
+    """``Kube`` by the official client."""
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        """See ``Kube``."""
+        found = await self._request(self._core.read_namespaced_config_map(name, namespace, _request_timeout=TIMEOUT_S))
+        return ConfigMap.from_json(self._api.sanitize_for_serialization(found))
+
+    async def write_status(self, job: JobRef, status: Json) -> str:
+        """See ``Kube``."""
+        return await self._patch(
+            self._custom.patch_namespaced_custom_object_status(
+                *_custom(job),
+                _whole(status, job.uid),
+                field_manager=FIELD_MANAGER,
+                _content_type=_JSON_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
+        )
+
+    async def power_budgets(self) -> list[Json]:
+        """List every PowerBudget as JSON; none if its CRD is not installed."""
+        return await self._listed(keys.BUDGET_PLURAL)
+
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Replace the whole status of a PowerBudget; see ``Kube.write_status``."""
+        return await self._write_cluster_status(keys.BUDGET_PLURAL, name, uid, status)
+
+    async def energy_classes(self) -> list[Json]:
+        """List every EnergyClass as JSON; none if its CRD is not installed."""
+        return await self._listed(keys.CLASS_PLURAL)
+
+    async def write_class_status(self, name: str, uid: str, status: Json) -> str:
+        """Replace the whole status of an EnergyClass; see ``Kube.write_status``."""
+        return await self._write_cluster_status(keys.CLASS_PLURAL, name, uid, status)
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Read the labels of a namespace.
+
+        Raises:
+            KubeNotFound: there is none.
+        """
+        found = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
+        return found.metadata.labels or {}
+
+    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
+        """Create the PerseusJob of a workload.
+
+        Args:
+            namespace: of the PerseusJob.
+            name: of the PerseusJob.
+            energy_class: that it is made of.
+            spec: of the PerseusJob.
+            owner: with which it is garbage-collected.
+
+        Raises:
+            KubeConflict: one of this name exists.
+        """
+        labels = {MANAGED_BY: FIELD_MANAGER, keys.LABEL_CLASS: energy_class}
+        body: Json = {
+            "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+            "kind": keys.KIND,
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner.reference()]},
+            "spec": spec,
+        }
+        where = keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL
+        await self._request(
+            self._custom.create_namespaced_custom_object(
+                *where, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S
+            )
+        )
+
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
+        """See ``Kube``."""
+        metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        return await self._patch(
+            self._custom.patch_namespaced_custom_object(
+                *_custom(job),
+                {"metadata": metadata},
+                field_manager=FIELD_MANAGER,
+                _content_type=MERGE,
+                _request_timeout=TIMEOUT_S,
+            )
+        )
+
+    async def delete_job(self, job: JobRef) -> None:
+        """See ``Kube``."""
+        body = k8s.V1DeleteOptions(preconditions=k8s.V1Preconditions(uid=job.uid), propagation_policy="Background")
+        await self._request(
+            self._custom.delete_namespaced_custom_object(*_custom(job), body=body, _request_timeout=TIMEOUT_S)
+        )
+
+    async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
+        """See ``Kube``."""
+        about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", keys.KIND, job.name, job.uid)
+        await self._post_event(job.namespace, about, kind, reason, message)
+
+    async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
+        """Post a warning on an object of a namespace."""
+        await self._post_event(namespace, about, "Warning", reason, message)
+
+    async def _post_event(self, namespace: str, about: Owner, kind: str, reason: str, message: str) -> None:
+        now = stamp(time.time())
+        involved = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name, "uid": about.uid}
+        body: Any = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{about.name}.", "namespace": namespace},
+            "involvedObject": {**involved, "namespace": namespace},
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": f"{keys.API_GROUP}/operator",
+            "reportingInstance": FIELD_MANAGER,
+        }
+        await self._request(
+            self._core.create_namespaced_event(namespace, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S)
+        )
+
+    async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
+        """See ``Kube``."""
+        return {item["metadata"]["uid"] for item in await self._jobs(namespaces, _headers={"Accept": _METADATA_ONLY})}
+
+    async def named_profiles(self, namespaces: Iterable[str]) -> set[str]:
+        """See ``Kube``."""
+        specs = [item.get("spec") or {} for item in await self._jobs(namespaces)]
+        references = [(spec.get("profile") or {}).get("profileRef") or {} for spec in specs]
+        return {reference["name"] for reference in references if "name" in reference}
+
+    async def _jobs(self, namespaces: Iterable[str], **options: Any) -> list[Json]:
+        """The PerseusJobs of these namespaces; none named: all."""
+        group, found = (keys.API_GROUP, keys.API_VERSION), list[Json]()
+        for namespace in list(namespaces) or [""]:
+            asked = (
+                self._custom.list_namespaced_custom_object(
+                    *group, namespace, keys.PLURAL, _request_timeout=TIMEOUT_S, **options
+                )
+                if namespace
+                else self._custom.list_cluster_custom_object(*group, keys.PLURAL, _request_timeout=TIMEOUT_S, **options)
+            )
+            found += (await self._request(asked))["items"] or ()  # null: a list of metadata that is empty
+        return found
+
+    async def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:
+        """See ``Kube``."""
+        options: Json = {"label_selector": f"{keys.LABEL_COMPONENT}={keys.COMPONENT_AGENT}"}
+        agents: dict[str, tuple[str, str]] = {}
+        async for page in self._pages(namespace, **options):
+            version = page["metadata"]["resourceVersion"]
+            agents |= {pod["metadata"]["uid"]: agent for pod in page["items"] if (agent := agent_of(pod))}
+        yield agents
+        while True:
+            async for event in self._events(namespace, version, **options):
+                pod = event["object"]
+                version, uid = pod["metadata"]["resourceVersion"], pod["metadata"].get("uid", "")
+                if event["type"] == "BOOKMARK":  # no pod, but the version from which to go on
+                    continue
+                agent = None if event["type"] == "DELETED" else agent_of(pod)
+                if agents.get(uid) == agent:
+                    continue
+                agents.pop(uid, None)
+                if agent is not None:
+                    agents[uid] = agent
+                yield agents
+
+    async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
+        """See ``Kube``."""
+        found: list[Pod] = []
+        for namespace in list(namespaces) or [""]:
+            async for page in self._pages(namespace, label_selector=keys.LABEL_JOB):
+                found += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
+        return found
+
+    async def resource_slices(self, node: str) -> list[Json]:
+        """See ``Kube``."""
+        asked = k8s.ResourceV1Api(self._api).list_resource_slice_without_preload_content(
+            field_selector=f"spec.nodeName={node}", limit=_MOST_SLICES, _request_timeout=TIMEOUT_S
+        )
+        return list((await self._request(read_json(asked)))["items"] or ())
+
+    async def _listed(self, plural: str) -> list[Json]:
+        """Every cluster-wide object of a kind of ours; none if its CRD is not installed."""
+        where = keys.API_GROUP, keys.API_VERSION, plural
+        try:
+            found = await self._request(self._custom.list_cluster_custom_object(*where, _request_timeout=TIMEOUT_S))
+        except KubeNotFound:
+            return []
+        return list(found["items"])
+
+    async def _write_cluster_status(self, plural: str, name: str, uid: str, status: Json) -> str:
+        return await self._patch(
+            self._custom.patch_cluster_custom_object_status(
+                *(keys.API_GROUP, keys.API_VERSION, plural, name),
+                _whole(status, uid),
+                field_manager=FIELD_MANAGER,
+                _content_type=_JSON_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
+        )
+
+    async def _pages(self, namespace: str, **options: Any) -> AsyncIterator[Json]:
+        """Lists of pods as JSON, page by page. The client's models cost a millisecond for each, and all jobs wait."""
+        options |= {"limit": _FIRST_PAGE, "_request_timeout": TIMEOUT_S}
+        while True:
+            page, size = await self._request(read_sized_json(self._asked(namespace, options)))
+            wanted = len(page["items"]) * _PAGE_BYTES // max(1, size)
+            options["limit"] = min(max(wanted, _LEAST_PAGE), _LARGEST_PAGE)
+            yield page
+            options["_continue"] = page.get("metadata", {}).get("continue")
+            if not options["_continue"]:
+                return
+
+    async def _events(self, namespace: str, version: str, **options: Any) -> AsyncIterator[Json]:
+        """What happens to pods after a version, as JSON, until the server ends the watch, which it does now and then.
+
+        Raises:
+            KubeError: the watch broke; 410: the version is too old.
+        """
+        options |= {"watch": True, "resource_version": version, "allow_watch_bookmarks": True}
+        options |= {"timeout_seconds": _WATCH_S, "_request_timeout": _WATCH_S + TIMEOUT_S}
+        try:
+            async with await self._request(checked(self._asked(namespace, options))) as answer:
+                async for line in _lines(answer.content):
+                    try:
+                        event = json.loads(line)
+                    except ValueError as error:
+                        raise KubeUnavailable(f"the watch has a line that is no JSON: {error}") from error
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise translated(k8s.ApiException(status=status.get("code", 0), reason=status.get("message")))
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
+
+    def _asked(self, namespace: str, options: Json) -> Any:
+        if namespace:
+            return self._core.list_namespaced_pod_without_preload_content(namespace, **options)
+        return self._core.list_pod_for_all_namespaces_without_preload_content(**options)
+
+
+def _whole(status: Json, uid: str) -> list[Json]:
+    """Build the patch that replaces a status; the UID excludes a later object of the same name."""
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+
+
+def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
+    return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
+
+
+async def _lines(content: Any) -> AsyncIterator[bytes]:
+    """Split a stream into lines of any length."""
+    rest = b""
+    async for part in content.iter_any():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line

@@ -1,0 +1,1 @@
+"""A job without a plan: one clock for all its GPUs."""

@@ -1,0 +1,1 @@
+"""Mode Canary: the plan on one pipeline first, then on all, or on none."""

@@ -1,0 +1,1 @@
+"""What the GPUs of a job are known to be, and what plans are rehearsed under."""

@@ -1,0 +1,1 @@
+"""What plans draw, and what a watt is worth."""

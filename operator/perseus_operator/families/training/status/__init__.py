@@ -1,0 +1,1 @@
+"""What is reported of a training job, and restored after a restart."""

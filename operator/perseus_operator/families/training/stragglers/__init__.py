@@ -1,0 +1,1 @@
+"""Slow pipelines, declared and detected, and what slows them."""

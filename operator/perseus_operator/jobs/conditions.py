@@ -1,0 +1,108 @@
+"""The conditions that every PerseusJob has, whatever its family: is its manifest valid, do agents hold leases for it,
+does it run, and is all as it should be.
+
+``Ready`` summarises the others: it repeats the first one that is not as it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.waiting import absence, first_node_fault
+from perseus_operator.objects.formatting import counted
+
+
+def all_conditions(job: Job, own: Sequence[Condition], fault: Explanation | None, summary: str) -> list[Condition]:
+    """Return every condition of a job, ``Ready`` last.
+
+    Args:
+        job: whose they are; without a spec that was ever valid it has ``Accepted`` and ``Ready`` alone.
+        own: those of its family, in the order in which they depend on each other.
+        fault: of what users wrote beside the spec; None: there is none.
+        summary: what ``Ready`` says if all is as it should be.
+    """
+    conditions = [_accepted(job, fault)]
+    if job.spec is not None:
+        conditions += [*own, *_life(job, job.spec)]
+    return [*conditions, _ready(conditions, job.spec, summary)]
+
+
+def _accepted(job: Job, fault: Explanation | None) -> Condition:
+    if job.spec_fault is not None:
+        previous = " The previously accepted spec stays in force." if job.spec is not None else ""
+        fault = Explanation(job.spec_fault.reason, job.spec_fault.message + previous)
+    if fault is None:
+        return Condition(ConditionType.ACCEPTED, True, Reason.ACCEPTED, "The manifest is valid.")
+    return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message)
+
+
+def agents_ready(job: Job) -> Condition:
+    """Say whether the agents of all nodes hold a lease, and can set clocks."""
+    kind = ConditionType.AGENTS_READY
+    if job.fenced is not None:
+        return Condition(kind, False, job.fenced.reason, job.fenced.message)
+    nodes = job.nodes.occupied
+    if not nodes:
+        absent = absence(job)
+        return Condition(kind, False, absent.reason, absent.message)
+    fault = first_node_fault(job.nodes)
+    if fault is not None:
+        return Condition(kind, False, fault.reason, fault.message)
+    pending = sorted(node.name for node in nodes if node.leased_pods is None)
+    if pending:
+        message = f"{len(pending)} of {len(nodes)} nodes have not granted a lease yet; the first is {pending[0]}."
+        return Condition(kind, None, Reason.AGENT_UNAVAILABLE, message)
+    locked = [f"{gpu} on {node.name}: {why}" for node in nodes for gpu, why in sorted(node.uncontrollable.items())]
+    if locked:
+        message = f"The clocks of {len(locked)} GPUs cannot be set; the first is {locked[0]}"
+        return Condition(kind, False, Reason.GPU_NOT_CONTROLLABLE, message)
+    return Condition(kind, True, Reason.LEASED, f"Leases are held on {counted(len(nodes), 'node')}.")
+
+
+def _life(job: Job, spec: JobSpec) -> Iterator[Condition]:
+    """Whether the job runs, is suspended, or has finished."""
+    nodes = job.nodes.occupied
+    absent = absence(job)
+    if nodes:
+        pods = counted(sum(len(node.pods) for node in nodes), "pod")
+        yield Condition(ConditionType.ACTIVE, True, Reason.RUNNING, f"{pods} on {counted(len(nodes), 'node')}.")
+    else:
+        yield Condition(ConditionType.ACTIVE, False, absent.reason, absent.message)
+    if spec.suspend:
+        yield Condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED, "spec.suspend is true.")
+    else:
+        yield Condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false.")
+    if job.end.finished_at_s is not None:
+        ttl_s = spec.ttl_seconds_after_finished
+        then = f" The PerseusJob will be deleted {ttl_s} s after that." if ttl_s is not None else ""
+        message = f"All pods of the job have succeeded.{then}"
+        yield Condition(ConditionType.FINISHED, True, Reason.FINISHED, message)
+    else:
+        message = "Pods of the job run, or are to come."
+        yield Condition(ConditionType.FINISHED, False, Reason.NOT_FINISHED, message)
+
+
+def _ready(conditions: Sequence[Condition], spec: JobSpec | None, summary: str) -> Condition:
+    """The first condition that is not as it should be, in the order in which they depend on each other."""
+    needed = {
+        ConditionType.ACCEPTED,
+        ConditionType.PROFILE_READY,
+        ConditionType.FRONTIER_READY,
+        ConditionType.AGENTS_READY,
+        ConditionType.PLAN_APPLIED,
+    }
+    found = {condition.type: condition for condition in conditions}
+    finished = found.get(ConditionType.FINISHED)
+    if finished is not None and finished.status:  # as tools expect of what has come to its end
+        return Condition(ConditionType.READY, True, finished.reason, finished.message)
+    if spec is not None and not spec.mode.sets_clocks:
+        needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}
+    if spec is not None and spec.mode is Mode.OBSERVE:  # a prediction needs no profile
+        needed -= {ConditionType.PROFILE_READY}
+    for condition in conditions:
+        if condition.type in needed and condition.status is not True:
+            return Condition(ConditionType.READY, False, condition.reason, condition.message)
+    return Condition(ConditionType.READY, True, Reason.READY, summary)

@@ -1,0 +1,117 @@
+"""What is known of a PerseusJob whatever its family: what it asks for, its pods and nodes, who commands it, its watts.
+
+Fields are read everywhere and changed only by the named methods below, one for each event; ``JobNodes``, ``Node`` and
+``JobEnd`` do the same for their part. Nothing here does I/O, reads a clock or decides what to do. What only one family
+knows is in that family's own folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from perseus_operator.api.conditions import Explanation
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.power_status import DrawStatus
+from perseus_operator.budgets.allocation import Share
+from perseus_operator.jobs.lifecycle import JobEnd
+from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.objects.values import JobRef, Pod
+
+
+@dataclass
+class Job:
+    """One PerseusJob. A ``*_fault`` is None while there is none."""
+
+    ref: JobRef
+    generation: int = 0
+    stated_spec: JobSpec | None = None
+    """The last accepted one."""
+    spec: JobSpec | None = None
+    """The same with what it leaves out: its profile, and its shape once that is known."""
+    spec_fault: Explanation | None = None
+    energy_class: str = ""
+    """EnergyClass that the PerseusJob is labelled with; empty: none. A tenant may write that."""
+    nodes: JobNodes = field(default_factory=JobNodes)
+    attempt: str = ""
+    """Which attempt of the workload the pods belong to; empty: not known."""
+    excluded_pods: Mapping[str, int] = field(default_factory=dict)
+    """Why pods that opted in do not belong to the job, and how many."""
+    failed_pod: Pod | None = None
+    """The youngest that opted in and failed."""
+    end: JobEnd = field(default_factory=JobEnd)
+    share: Share | None = None
+    """Of a PowerBudget; None: no budget selects the job."""
+    draw: DrawStatus | None = None
+    """What another replica must know to share a PowerBudget with the job; None: no other one shares any."""
+    fenced: Explanation | None = None
+    raised_epoch: int = 0
+    """Drawn for this job, because an agent had seen the operator's or a higher one; 0: none was."""
+
+    def generation_observed(self, generation: int) -> None:
+        """The PerseusJob was observed at this generation."""
+        self.generation = generation
+
+    def class_observed(self, energy_class: str) -> None:
+        """The PerseusJob is labelled with this EnergyClass; empty: with none."""
+        self.energy_class = energy_class
+
+    def spec_accepted(self, stated: JobSpec, completed: JobSpec) -> None:
+        """A valid spec replaces the one before.
+
+        Args:
+            stated: as it was written.
+            completed: with what it leaves out, as far as that is known.
+        """
+        self.stated_spec, self.spec, self.spec_fault = stated, completed, None
+
+    def spec_rejected(self, fault: Explanation) -> None:
+        """The spec breaks a rule; the last accepted one stays in force."""
+        self.spec_fault = fault
+
+    def pods_observed(
+        self,
+        pods: Iterable[Pod],
+        agents: Mapping[str, str],
+        *,
+        attempt: str = "",
+        excluded: Mapping[str, int] | None = None,
+        failed: Pod | None = None,
+        finished_at_s: float | None = None,
+    ) -> bool:
+        """Pods and agents are these now. Nodes without pods stay until their lease is given back.
+
+        Args:
+            pods: of the job.
+            agents: host:port of the agent, by node.
+            attempt: which attempt of the workload the pods belong to; empty: not known.
+            excluded: why pods that opted in do not belong to the job, and how many.
+            failed: the youngest pod of the job that failed.
+            finished_at_s: see ``JobEnd``.
+
+        Returns:
+            Whether another attempt has begun, which starts again at iteration 0.
+        """
+        pods = list(pods)
+        self.excluded_pods, self.failed_pod = excluded or {}, failed
+        again = bool(attempt and self.attempt and attempt != self.attempt)
+        self.attempt = attempt or self.attempt
+        self.end.pods_observed(running=bool(pods), finished_at_s=finished_at_s)
+        self.nodes.pods_observed(pods, agents)
+        return again
+
+    def draw_published(self, draw: DrawStatus | None) -> None:
+        """The status is to say what the job draws; None: no other replica needs to know."""
+        self.draw = draw
+
+    def share_granted(self, share: Share | None) -> None:
+        """A PowerBudget grants the job this share; None: no budget selects it."""
+        self.share = share
+
+    def fenced_by(self, fault: Explanation) -> None:
+        """A newer operator commands the job: this one must not."""
+        self.fenced = fault
+
+    def epoch_raised(self, epoch: int) -> None:
+        """The counter of epochs was lost: the job goes on under this one."""
+        self.raised_epoch = epoch

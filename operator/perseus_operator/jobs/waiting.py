@@ -1,0 +1,60 @@
+"""Why a job of any family waits: no pod of it runs, an agent is missing or refuses, processes are still to connect."""
+
+from __future__ import annotations
+
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.job import Mode
+from perseus_operator.jobs.job import Job
+from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.nodes.workloads import PRESETS
+
+_SHOWN = 3
+
+
+def absence(job: Job) -> Explanation:
+    """Why no pod of the job runs."""
+    spec = job.spec
+    if spec is not None and spec.suspend:
+        return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
+    if job.end.finished_at_s is not None:
+        return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
+    reference = spec.workload.reference if spec and spec.workload else None
+    if reference is None:
+        message = "No pod of the job is running."
+    else:
+        message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
+        suspended_by = PRESETS[reference.kind].suspended_by
+        if suspended_by and job.failed_pod is None:
+            message += f" None runs while {suspended_by} is true."
+    if excluded := "; ".join(f"{number} {why}" for why, number in job.excluded_pods.items()):
+        message += f" Of the pods that opted in, {excluded}."
+    if (pod := job.failed_pod) is not None:
+        message += f" Pod {pod.name} failed: {pod.failure}; kubectl logs -n {pod.namespace} {pod.name} may say why."
+    return Explanation(Reason.NO_PODS, message)
+
+
+def silent_pods(nodes: JobNodes) -> str:
+    """The pods from which no process has connected, as the end of a sentence; empty: each has one."""
+    connected = {rank.pod_uid for rank in nodes.ranks}
+    names = sorted(pod.name for node in nodes.values() for pod in node.pods if pod.uid not in connected)
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; none from pod {', '.join(names[:_SHOWN])}{more}"
+
+
+def no_clocks(mode: Mode) -> Explanation:
+    """Why a job in a mode that sets no clocks runs no plan."""
+    if mode is Mode.OBSERVE:
+        return Explanation(Reason.OBSERVE_ONLY, "spec.mode is Observe: no clock is written.")
+    return Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
+
+
+def first_node_fault(nodes: JobNodes) -> Explanation | None:
+    """Why some node that runs pods of the job cannot be commanded; None: all can."""
+    for node in nodes.values():
+        if node.pods and node.address is None:
+            return Explanation(Reason.NO_AGENT, f"Node {node.name} runs pods of the job but no Perseus agent.")
+        if node.pods and node.fault is not None:
+            return node.fault
+    return None

@@ -1,0 +1,321 @@
+"""One node that runs pods of a job: the lease that its agent holds, and the ranks and GPUs that it describes.
+
+The plans that the agent stores are in ``NodePlans``. Fields are read everywhere and changed only here, by one named
+method for each event:
+
+    pods and agent       pods_observed, address_observed
+    a command            command_started, command_ended, command_succeeded, command_failed, answered
+    the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
+    ranks                rank_joined, rank_left, iteration_reported, schedules_declared
+    GPUs                 gpus_described, gpu_slowed, gpu_recovered
+    both                 described, description_outdated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from perseus_core.rank import RankId
+from perseus_operator.api.conditions import Explanation
+from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.iterations import Report
+from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
+from perseus_operator.nodes.plans import NodePlans
+from perseus_operator.objects.values import Pod
+
+MOST_RANKS: Final = 1_024
+"""Ranks of one node, and active slowdowns of its GPUs: many more than a node has GPUs. Agents say what they like."""
+CLOCK_INTERVAL_S: Final = 1.0
+"""How soon a lease is renewed whose GPUs are on their way to its clock."""
+DeclaredSchedule = tuple[tuple[int, int, int], ...]
+"""What one training process says that it executes: (kind, microbatch, chunk) in order."""
+
+
+@dataclass
+class Rank:
+    """A training process that is connected to its node's agent. Only its node changes it, and only how far it is."""
+
+    pod_uid: str
+    gpu_uuid: str
+    dp: int
+    stage: int
+    tp: int
+    pid: int
+    iteration: int
+    """The furthest iteration that the process has begun."""
+
+    @cached_property
+    def id(self) -> RankId:
+        """The rank's address in the job."""
+        return RankId(self.dp, self.stage, self.tp)
+
+    @property
+    def process(self) -> tuple[str, int, RankId]:
+        """Identifies the process: another process with the same rank id differs."""
+        return self.pod_uid, self.pid, self.id
+
+
+@dataclass
+class Node:
+    """A node and what is known of its agent. Times are monotonic seconds."""
+
+    name: str
+    address: str | None
+    """host:port of the agent; None: no agent runs on the node."""
+    pods: frozenset[Pod]
+    plans: NodePlans = field(default_factory=NodePlans)
+    """What the agent stores and follows."""
+    busy: bool = False
+    """A command to the agent is under way; the next one is planned when it has ended."""
+    renewing: bool = False
+    """So is a renewal, which holds up no plan and no selection: those of a large job take a second."""
+    fault: Explanation | None = None
+    """Why the latest command failed; None: it succeeded."""
+    retry_at_s: float = 0.0
+    failures: int = 0
+    """Commands that failed since one succeeded."""
+    leased_pods: frozenset[Pod] | None = None
+    """Pods that the lease names; None: no lease is held."""
+    resting: RestingClock = DEFAULT_CLOCKS
+    """Clock that the lease asks for."""
+    clock: LeaseClock | None = None
+    """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
+    renew_at_s: float = 0.0
+    expires_at_s: float = 0.0
+    description: int = 0
+    """What the agent called its description of the node when it was asked last; 0: it is to be asked again."""
+    ranks: dict[RankId, Rank] = field(default_factory=dict)
+    clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Supported clocks by GPU UUID."""
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    """Model and switch latency by GPU UUID, of the job's ranks."""
+    declared_schedules: dict[RankId, DeclaredSchedule] = field(default_factory=dict)
+    """What ranks say that they execute, where the agent was asked for it."""
+    uncontrollable: dict[str, str] = field(default_factory=dict)
+    """GPU UUID → why its clocks cannot be set."""
+    gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Active slowdowns: (GPU UUID, kind) → the agent's message."""
+    _found: tuple[frozenset[int], frozenset[int]] | None = None
+    _rank_gpus: list[Gpu] | None = None
+    _furthest: int | None = None
+    _reporting: dict[RankId, tuple[tuple[int, ...], list[Rank]]] = field(default_factory=dict)
+    """By the first rank of the latest report: which tensor-parallel ranks it was of, and those. The next is alike."""
+
+    @property
+    def rests_at_default(self) -> bool:
+        """Whether GPUs run at their default clocks while no plan wants another."""
+        return not self.resting.mhz and not (self.clock and self.clock.mhz)
+
+    @property
+    def furthest_iteration(self) -> int:
+        """The furthest iteration that a rank here has begun; 0 without ranks."""
+        if self._furthest is None:
+            self._furthest = max((rank.iteration for rank in self.ranks.values()), default=0)
+        return self._furthest
+
+    @property
+    def stages(self) -> frozenset[int]:
+        """Stages whose ranks run on the node."""
+        return self._places()[0]
+
+    @property
+    def gpu_uuids(self) -> frozenset[str]:
+        """GPUs of the job here: those of its ranks, and those of a lease with a clock."""
+        leased = self.clock.gpus if self.clock else ()
+        return frozenset(rank.gpu_uuid for rank in self.ranks.values()) | {gpu.uuid for gpu in leased if gpu.uuid}
+
+    @property
+    def pipelines(self) -> frozenset[int]:
+        """Pipelines (dp) that have a rank on the node."""
+        return self._places()[1]
+
+    def _places(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Stages and pipelines of the ranks; kept until the ranks change, since a job may have thousands of nodes."""
+        if self._found is None:
+            self._found = frozenset(r.stage for r in self.ranks), frozenset(r.dp for r in self.ranks)
+        return self._found
+
+    @property
+    def rank_gpus(self) -> Sequence[Gpu]:
+        """Those of the ranks, as far as the agent has described them."""
+        if self._rank_gpus is None:
+            self._rank_gpus = [self.gpus[r.gpu_uuid] for r in self.ranks.values() if r.gpu_uuid in self.gpus]
+        return self._rank_gpus
+
+    def pods_observed(self, pods: frozenset[Pod]) -> None:
+        """The node runs these pods of the job now; ranks of other pods have gone."""
+        self.pods = pods
+        uids = {pod.uid for pod in pods}
+        self.ranks = {rank_id: rank for rank_id, rank in self.ranks.items() if rank.pod_uid in uids}
+        self._ranks_changed()
+
+    def address_observed(self, address: str | None) -> None:
+        """An agent at another address is another process, which holds nothing for the job. None changes nothing: the
+        agent may be restarting, and its lease still counts.
+        """
+        if address is None or address == self.address:
+            return
+        self.address = address
+        self.lease_lost()
+        self.retry_at_s = 0.0
+
+    def command_started(self) -> None:
+        """A command is on its way to the agent."""
+        self.busy = True
+
+    def command_ended(self) -> None:
+        """The command has an outcome."""
+        self.busy = False
+
+    def command_succeeded(self) -> None:
+        """The agent did what it was asked."""
+        self.fault, self.failures, self.retry_at_s = None, 0, 0.0
+
+    def command_failed(self, fault: Explanation, *, retry_at_s: float) -> None:
+        """The agent did not do it; no command is planned before ``retry_at_s``."""
+        self.fault, self.retry_at_s = fault, retry_at_s
+        self.failures += 1
+
+    def answered(self) -> None:
+        """The agent answers, though it refuses: how long it was away is no reason to wait longer."""
+        self.failures = 0
+
+    def lease_acquired(
+        self,
+        pods: frozenset[Pod],
+        *,
+        plan_id: str,
+        following: bool,
+        started_s: float,
+        ttl_s: float,
+        resting: RestingClock = DEFAULT_CLOCKS,
+        clock: LeaseClock | None = None,
+    ) -> None:
+        """The agent granted the lease.
+
+        Args:
+            pods: that the lease names.
+            plan_id: of the plan set that the agent stores for the job; empty: none.
+            following: whether the agent already follows a selection.
+            started_s: when the request was sent: the agent cannot have begun to count earlier.
+            ttl_s: how long the lease lasts.
+            resting: the clock that it asks for.
+            clock: as of ``lease_renewed``.
+        """
+        self.leased_pods, self.resting = pods, resting
+        self.plans.lease_acquired(plan_id, following=following)
+        self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
+
+    def described(self, description: int) -> None:
+        """Ranks and GPUs are what the agent calls by this number."""
+        self.description = description
+
+    def description_outdated(self) -> None:
+        """What is known of ranks and GPUs is no longer what was described, or was not described."""
+        self.description = 0
+
+    def is_described(self, description: int) -> bool:
+        """Whether the agent still says of its node what it said when it was asked last."""
+        return description != 0 and description == self.description
+
+    def lease_renewed(self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None) -> None:
+        """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
+        clock.
+
+        Args:
+            started_s: when the request was sent.
+            ttl_s: how long the lease lasts.
+            clock: what the agent says of the clock that the lease asks for.
+        """
+        self.clock = clock
+        faulty = clock is not None and clock.faulty
+        coming = not self.plans.driven and not faulty and not self.at_clock(self.resting.mhz)
+        pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
+        self.renew_at_s, self.expires_at_s = started_s + pause_s, started_s + ttl_s
+
+    def at_clock(self, mhz: int) -> bool:
+        """Whether the lease asks for this clock, and all GPUs of every pod of the job here are locked at it."""
+        if self.leased_pods is None or self.resting.mhz != mhz:
+            return False
+        return mhz == 0 or (self.clock is not None and self.clock.holds(mhz, {pod.uid for pod in self.pods}))
+
+    def lease_lost(self) -> None:
+        """The lease is over, given back or not: what the agent holds is no longer known."""
+        self.leased_pods = self.clock = None
+        self.plans.lease_lost()
+
+    def renewal_started(self) -> None:
+        """A renewal is on its way to the agent."""
+        self.renewing = True
+
+    def renewal_ended(self) -> None:
+        """The renewal has an outcome."""
+        self.renewing = False
+
+    def renewal_requested(self) -> None:
+        """Renew now: a renewal also asks for the ranks, of which some may have been missed."""
+        self.renew_at_s = 0.0
+
+    def rank_joined(self, rank: Rank) -> bool:
+        """A process has connected, or is seen again; whether it is another process than the one known so far."""
+        known = self.ranks.get(rank.id)
+        if known is None and len(self.ranks) >= MOST_RANKS:
+            return False
+        self.ranks[rank.id] = rank
+        self._ranks_changed()
+        if known is not None and known.process == rank.process:
+            return False
+        self.declared_schedules.pop(rank.id, None)
+        return True
+
+    def rank_left(self, rank: Rank) -> None:
+        """A process has gone; unless another one has taken its rank id already."""
+        known = self.ranks.get(rank.id)
+        if known is not None and known.process == rank.process:
+            del self.ranks[rank.id]
+            self._ranks_changed()
+
+    def _ranks_changed(self) -> None:
+        self._found = self._furthest = self._rank_gpus = None
+        self._reporting.clear()
+
+    def iteration_reported(self, report: Report) -> bool:
+        """Ranks have finished an iteration, and begun the next one; False: they are not all known, nothing changes."""
+        known = self._reporting.get(report.rank_id)
+        if known is None or known[0] != report.together:
+            if not all(rank_id in self.ranks for rank_id in report.rank_ids):
+                return False
+            known = report.together, [self.ranks[rank_id] for rank_id in report.rank_ids]
+            self._reporting[report.rank_id] = known
+        begun = report.iteration + 1
+        for rank in known[1]:
+            rank.iteration = max(rank.iteration, begun)
+        if self._furthest is not None and self._furthest < begun:
+            self._furthest = begun
+        return True
+
+    def gpus_described(
+        self,
+        clocks_mhz: Mapping[str, tuple[int, ...]],
+        uncontrollable: Mapping[str, str],
+        gpus: Mapping[str, Gpu] | None = None,
+    ) -> None:
+        """The agent described the GPUs of the job's ranks."""
+        self.clocks_mhz, self.uncontrollable, self.gpus = dict(clocks_mhz), dict(uncontrollable), dict(gpus or {})
+        self._rank_gpus = None
+
+    def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:
+        """The ranks said what they execute."""
+        self.declared_schedules = dict(schedules)
+
+    def gpu_slowed(self, gpu_uuid: str, kind: str, message: str) -> None:
+        """A GPU reports that something slows it."""
+        if (gpu_uuid, kind) in self.gpu_events or len(self.gpu_events) < MOST_RANKS:
+            self.gpu_events[gpu_uuid, kind] = message
+
+    def gpu_recovered(self, gpu_uuid: str, kind: str) -> None:
+        """What slowed a GPU has ended."""
+        self.gpu_events.pop((gpu_uuid, kind), None)

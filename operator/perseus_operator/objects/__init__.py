@@ -1,0 +1,1 @@
+"""Plain values that travel between packages, and objects of the cluster whose status is kept."""

@@ -1,1 +1,0 @@
-"""Which pipelines are slow: as telemetry shows (``detector``), or as users declare (``annotation``, ``declared``)."""

@@ -1,0 +1,1 @@
+"""The solver as a service of its own."""
