@@ -330,7 +330,7 @@ def test_no_turn_with_a_rank_is_long_and_nothing_that_is_kept_grows(kinds: list[
 
                 def part(parts=parts) -> None:  # type: ignore[no-untyped-def]
                     finished, more = follower.collect_part(0)
-                    reports.add(follower, finished)
+                    reports.add(finished)
                     parts.append(
                         more | reports.publish_part(counter=dice.random() < 0.5, enforced=True, effects=effects)
                     )
@@ -339,7 +339,7 @@ def test_no_turn_with_a_rank_is_long_and_nothing_that_is_kept_grows(kinds: list[
             assert len(follower._marks) <= _MARKS_KEPT
             assert reports._instructions <= 2 * iteration_reports.UNFINISHED_INSTRUCTIONS
             assert len(reports._waiting) <= iteration_reports.MAX_UNFINISHED + 12
-        assert lines_of(lambda: reports.add(follower, follower.leave(0))) < TURN_LINES
+        assert lines_of(lambda: reports.add(follower.leave(0))) < TURN_LINES
         assert not backlog.pending
     for event in published:
         assert isinstance(event, IterationSummary)
@@ -442,9 +442,8 @@ def test_a_finished_iteration_that_all_instructions_share_is_reported_in_short_p
     record = IterationRecord(0, 0, 30_000_000, (0,) * count, (30_000_000,) * count, True, Faults.NONE)
     effects = [Effect(1_000 * number, CLOCKS[number % 3]) for number in range(EFFECTS_KEPT)]
     plans = plans_of(4, 0)
-    with channel_of(4) as (reader, _):
-        follower = follower_of(reader, plans)
-        reports.add(follower, [Finished(record, 30_000_000, plans.follow(0, 0, 0), 0)])
+    with channel_of(4):
+        reports.add([Finished(RANK, record, 30_000_000, plans.follow(0, 0, 0), 0, machine_clock=True)])
         more: list[bool] = [True]
         while more[-1]:
             lines = lines_of(lambda: more.append(reports.publish_part(counter=False, enforced=True, effects=effects)))

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from perseus_agent.clocks.follower import Follower
 from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.latency import Effect
-from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_core.units import us_from_ns
 
 ROOM_S: Final = 0.004
@@ -46,7 +46,7 @@ class Backlog:
         self._unread = False
 
     def work(
-        self, follower: RankFollower | None, writes: int, *, began_s: float, enforced: bool, effects: Sequence[Effect]
+        self, follower: Follower | None, writes: int, *, began_s: float, enforced: bool, effects: Sequence[Effect]
     ) -> float:
         """Do a few parts. Returns the processor time of it, seconds.
 
@@ -60,7 +60,7 @@ class Backlog:
         while self.pending and now_s - began_s < ROOM_S:
             if self._unread and follower is not None:
                 finished, self._unread = follower.collect_part(writes, us_from_ns(time.monotonic_ns()))
-                self._reports.add(follower, finished)
+                self._reports.add(finished)
             elif self._unreported:
                 self._unreported = self._reports.publish_part(counter=self._counter, enforced=enforced, effects=effects)
             else:

@@ -14,7 +14,6 @@ wanted comes from the rank's follower; the node decides which rank may want any.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +22,7 @@ from perseus_agent.clocks.call_queue import CallTurns, gain_mhz
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.latency import LatencyMeter
+from perseus_agent.clocks.read_back import ReadBack, Verdict
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
@@ -43,19 +43,11 @@ RESTORE_RETRY_S: Final = 0.5
 """First pause before a failed reset is tried again; doubled up to the next constant, and never given up."""
 RESTORE_RETRY_MAX_S: Final = 60.0
 MAX_FAILURES: Final = 5
-STRIKES: Final = 3
-"""Read-backs in a row that must disagree with the lock before it is reported."""
-
-HISTORY: Final = 1_024
-"""Writes remembered for the read-back: at the default bound, more than fit into the default time to settle."""
 UNKNOWN: Final = 0
 """Stands for a clock that an earlier process of this agent locked."""
 
 UNWATCHED: Final = "no clock keeper watches the agent: default clocks until one does"
 """Why no clock is written although the GPU would permit it."""
-
-_EXPLAINED: Final = ~EventReason.NONE
-"""Any reason explains a clock below the requested one; no reason explains a clock above it."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +89,7 @@ class Governor:
         self._busy = 0
         self._failures = 0
         self._restore_retry_s = RESTORE_RETRY_S
-        self._verified = False
-        self._strikes = 0
-        self._striking_mhz = 0
-        self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
+        self._read_back = ReadBack(device.identity.supported_clocks_mhz, clock())
         published, waits = published_latency(device.identity.model), turns.waits if turns else None
         self.latency = LatencyMeter(published, us_from_s(clock()), waits)
         """How long changes take."""
@@ -244,33 +233,18 @@ class Governor:
         """Compare the clock read back with the requested one."""
         if self.applied is None or self.lost:
             return
-        horizon = self._clock() - max(self._limits.settle_s, self.latency.switch.p99_s)
-        while len(self._history) > 1 and self._history[1][0] <= horizon:
-            self._history.popleft()
-        expected = {mhz for _, mhz in self._history}
-        # None among them: the GPU was at its default clocks a moment ago, where any clock is right.
-        if None in expected or any(
-            mhz is not None and abs(clock_mhz - mhz) <= self._tolerance(mhz) for mhz in expected
-        ):
-            self._agree(len(expected) == 1 and None not in expected)
-            return
-        highest = max(mhz for mhz in expected if mhz is not None)
-        if clock_mhz < highest and reasons & _EXPLAINED:
-            return  # the GPU gives a reason: neither agreement nor disagreement
-        # A lock reads the same every time; what makes the clock wander is not a setting of another program.
-        steady = self._strikes == 0 or clock_mhz == self._striking_mhz
-        self._strikes = self._strikes + 1 if steady else 1
-        self._striking_mhz = clock_mhz
-        if self._strikes < STRIKES or self.foreign:
-            return
-        if len(expected) == 1 and self._verified:
+        settled_s = self._clock() - max(self._limits.settle_s, self.latency.switch.p99_s)
+        verdict = self._read_back.compare(clock_mhz, reasons, settled_before_s=settled_s)
+        if verdict is Verdict.AGREES:
+            self._agree()
+        elif verdict is Verdict.FOREIGN and not self.foreign:
             # It ran at the locked clock and then changed, without a write of this agent and without a reason.
             self.foreign = True
             self._controllable(
                 Controllability.FOREIGN, f"reads {clock_mhz} MHz, {self.applied} MHz was locked and reached"
             )
             self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, True, self.controllability_message))
-        elif not self.drifted:
+        elif verdict is Verdict.DRIFTED and not self.foreign and not self.drifted:
             self.drifted = self._unsure = True
             message = f"reads {clock_mhz} MHz, {self.applied} MHz is locked, and the GPU gives no reason"
             self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, True, message))
@@ -327,27 +301,23 @@ class Governor:
             wanted_us=us_from_s(now_s if self._wanted_since_s is None else self._wanted_since_s),
             began_us=us_from_s(now_s),
             ended_us=us_from_s(self._clock()),
-            tolerance_mhz=0 if mhz is None else self._tolerance(mhz),
+            tolerance_mhz=0 if mhz is None else self._read_back.tolerance(mhz),
         )
         self._wanted_since_s = None
         self.applied = mhz
         self.writes += 1
         self._next_write_s = now_s + self._limits.min_switch_interval_s
-        self._verified = self._unsure = False
+        self._unsure = False
+        self._read_back.wrote(mhz, now_s)
         self._busy = self._failures = 0
         if mhz is not None:
             self.locks += 1
-            self._history.append((now_s, mhz))
             return
         self._restore_retry_s = RESTORE_RETRY_S
-        self._history.clear()
-        self._history.append((now_s, None))
-        self._agree(settled=False)
+        self._agree()
         self._finish_release()
 
-    def _agree(self, settled: bool) -> None:
-        self._verified = self._verified or settled
-        self._strikes = 0
+    def _agree(self) -> None:
         if self.drifted:
             self.drifted = self._unsure = False
             self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, False, "the clock is the requested one again"))
@@ -355,7 +325,7 @@ class Governor:
     def _leave_foreign(self) -> None:
         """At release: reset only if the lock in effect is this agent's after all."""
         self.foreign = False
-        self._strikes = 0
+        self._read_back.restarted()
         ours = self.applied
         try:
             clock_mhz = self._device.sm_clock_mhz()
@@ -364,7 +334,7 @@ class Governor:
             self._fail(error)
             return
         self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, False, "no longer driven by this agent"))
-        if ours is not None and abs(clock_mhz - ours) > self._tolerance(ours):
+        if ours is not None and abs(clock_mhz - ours) > self._read_back.tolerance(ours):
             self.applied = self._wanted = None
             self._held = self._unsure = False
             self._remove_from_journal()
@@ -408,13 +378,3 @@ class Governor:
 
     def _controllable(self, state: Controllability, message: str) -> None:
         self.probed, self.controllability, self.controllability_message = True, state, message
-
-    def _tolerance(self, mhz: int) -> int:
-        """One step of the GPU's clock grid around ``mhz``: the clock read back may be one step beside the requested
-        one."""
-        clocks = self._device.identity.supported_clocks_mhz
-        if mhz not in clocks:
-            return 0
-        position = clocks.index(mhz)
-        around = clocks[max(0, position - 1) : position + 2]
-        return max(around) - min(around) if len(around) < 3 else (around[2] - around[0] + 1) // 2

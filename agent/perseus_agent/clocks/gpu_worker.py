@@ -24,13 +24,13 @@ from perseus_agent.clocks.backlog import Backlog
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.clock_readings import measure_change, sampled_clock
 from perseus_agent.clocks.commands import Commands
+from perseus_agent.clocks.follower import Follower
 from perseus_agent.clocks.governor import Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind, Slowdowns
 from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.lost_gpu import LostGpu
 from perseus_agent.clocks.rank_budget import LOOK_S, RankBudget
-from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import ReadingPace
 from perseus_agent.clocks.telemetry import Event
 from perseus_agent.clocks.turn_watch import BUSY_S, Stall, TurnWatch, computed_s
@@ -74,7 +74,7 @@ class GpuWorker:
         self.meter = self._reports.meter
         self.clock_mhz: int | None = None
         self.power_mw: int | None = None
-        self.follower: RankFollower | None = None
+        self.follower: Follower | None = None
         self._publish = publish
         self._limits = limits
         self._job_uid = ""
@@ -100,22 +100,22 @@ class GpuWorker:
         """Start the thread, once."""
         self._thread.start()
 
-    def attach(self, follower: RankFollower) -> Future[None]:
+    def attach(self, follower: Follower) -> Future[None]:
         """Let a rank drive the GPU."""
 
         def command() -> None:
             self._end_follower("another rank took the GPU")
-            self._job_uid = follower.rank.job_uid
+            self._job_uid = follower.job_uid
             self.governor.engage()
             self.follower = follower
             self._reports.begin()
-            self._epoll.register(follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._epoll.register(follower.bell, select.EPOLLIN | select.EPOLLET)
             self._pace.at_once(time.monotonic())
             self._follow(follower)
 
         return self._commands.add(command)
 
-    def detach(self, follower: RankFollower, reason: str) -> Future[bool]:
+    def detach(self, follower: Follower, reason: str) -> Future[bool]:
         """End a rank's control and return the GPU to its default clocks. The result: whether it had been held and is
         back."""
 
@@ -264,7 +264,7 @@ class GpuWorker:
         if self._pump_s is not None and self._pump_s <= now_s:
             self._pump_s = self.governor.pump()
         if self.follower is not None and self._budget.paid(now_s):
-            self._epoll.modify(self.follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._epoll.modify(self.follower.bell, select.EPOLLIN | select.EPOLLET)
             self._backlog.unread()
             self._follow(self.follower)
         if now_s >= self._watch_s:
@@ -285,7 +285,7 @@ class GpuWorker:
         self._plan_routine()
         return stopping
 
-    def _follow(self, follower: RankFollower) -> None:
+    def _follow(self, follower: Follower) -> None:
         """React to a ring of the rank: first the clock, then whatever can wait."""
         if self._budget.muted_until_s:
             return
@@ -328,14 +328,14 @@ class GpuWorker:
         )
         self._charge(self.follower, spent_s)
 
-    def _charge(self, follower: RankFollower | None, spent_s: float) -> None:
+    def _charge(self, follower: Follower | None, spent_s: float) -> None:
         """Note what a rank has cost; stop following one that costs too much, at default clocks."""
         if not self._budget.spend(spent_s, time.monotonic(), mute=follower is not None) or follower is None:
             return
         where = {"gpu": self.uuid, "job": self._job_uid}
         log.warning("the rank's marks cost too much: default clocks for a while", extra=where)
         self._look_s = 0.0
-        self._epoll.modify(follower.channel.event_fd, 0)
+        self._epoll.modify(follower.bell, 0)
         self._pump_s = self.governor.want(None)
         self._plan_routine()
 
@@ -346,9 +346,9 @@ class GpuWorker:
         self._plan_routine()
         if follower is None:
             return
-        self._epoll.unregister(follower.channel.event_fd)
+        self._epoll.unregister(follower.bell)
         self._backlog.forget()
-        self._reports.add(follower, follower.leave(self.governor.writes, us_from_ns(time.monotonic_ns())))
+        self._reports.add(follower.leave(self.governor.writes, us_from_ns(time.monotonic_ns())))
         self._reports.hurry()
         self._backlog.unreported(counter=False)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import add, le, sub
 from typing import Final
 
+from perseus_agent.clocks.follower import Finished
 from perseus_agent.clocks.latency import Effect
-from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
 from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
@@ -43,7 +43,7 @@ class IterationReports:
         """The longest time by which the host was ahead of the GPU in the last iteration; None: not known."""
         self._publish = publish
         self._energies = InstructionEnergies()
-        self._waiting: deque[tuple[float, Finished, RankFollower]] = deque()
+        self._waiting: deque[tuple[float, Finished]] = deque()
         self._instructions = 0
         """Of all that wait."""
         self._report: Generator[None, None, None] | None = None
@@ -52,17 +52,17 @@ class IterationReports:
         """Another rank drives the GPU: means of energy begin anew."""
         self._energies, self.lead_s = InstructionEnergies(), None
 
-    def add(self, follower: RankFollower, finished: Iterable[Finished]) -> None:
+    def add(self, finished: Iterable[Finished]) -> None:
         """Iterations of a rank are over."""
         for one in finished:
-            self._waiting.append((time.monotonic(), one, follower))
+            self._waiting.append((time.monotonic(), one))
             self._instructions += len(one.record.begins_us)
         while self._instructions > 2 * UNFINISHED_INSTRUCTIONS:
             self._take()
 
     def hurry(self) -> None:
         """Let none of those that are there wait for its energy."""
-        self._waiting = deque((-math.inf, one, follower) for _, one, follower in self._waiting)
+        self._waiting = deque((-math.inf, one) for _, one in self._waiting)
 
     def publish_part(self, *, counter: bool, enforced: bool, effects: Sequence[Effect]) -> bool:
         """Make a part of the report of an iteration that need not wait any longer. Returns whether there is more to do.
@@ -75,7 +75,7 @@ class IterationReports:
         if self._report is None:
             if not self._ready(counter=counter):
                 return False
-            self._report = self._reported(*self._take(), enforced, effects)
+            self._report = self._reported(self._take(), enforced, effects)
         if next(self._report, _OVER) is _OVER:
             self._report = None
         return True
@@ -84,7 +84,7 @@ class IterationReports:
         """Whether the oldest need not wait any longer."""
         if not self._waiting:
             return False
-        since_s, one, _ = self._waiting[0]
+        since_s, one = self._waiting[0]
         return (
             not counter
             or self.meter.covers(one.next_begin_us)
@@ -93,14 +93,12 @@ class IterationReports:
             or self._instructions > UNFINISHED_INSTRUCTIONS
         )
 
-    def _take(self) -> tuple[Finished, RankFollower]:
-        _, one, follower = self._waiting.popleft()
+    def _take(self) -> Finished:
+        _, one = self._waiting.popleft()
         self._instructions -= len(one.record.begins_us)
-        return one, follower
+        return one
 
-    def _reported(
-        self, one: Finished, follower: RankFollower, enforced: bool, effects: Sequence[Effect]
-    ) -> Generator[None, None, None]:
+    def _reported(self, one: Finished, enforced: bool, effects: Sequence[Effect]) -> Generator[None, None, None]:
         record, plan = one.record, one.plan if enforced else None
         key = (plan.plan_id, plan.point) if plan else None
         energy_mj = yield from self._account(one, key)
@@ -109,16 +107,16 @@ class IterationReports:
         quiet_us, quiet_mj = (yield from self._quiet(one)) if energy_mj is not None else (0, 0)
         yield
         below_us = above_us = 0
-        if plan and follower.machine_clock:
+        if plan and one.machine_clock:
             below_us, above_us = yield from beside_plan_us(record, plan.clocks_mhz, effects)
         yield
         clock_mhz, limited = clock_during(record, one.next_begin_us, self.clocks)
-        leads_us = record.leads_us if follower.machine_clock else ()
+        leads_us = record.leads_us if one.machine_clock else ()
         self.lead_s = s_from_us(max(leads_us)) if leads_us else None
         self._publish(
-            follower.rank.job_uid,
+            one.rank.job_uid,
             IterationSummary(
-                rank=follower.rank,
+                rank=one.rank,
                 iteration=record.iteration,
                 iteration_time_us=one.next_begin_us - record.begin_us,
                 compute_span_us=min(record.end_us, one.next_begin_us) - record.begin_us,
@@ -131,14 +129,14 @@ class IterationReports:
                 instruction_energy_iterations=self._energies.iterations if means_mj else 0,
                 quiet_us=quiet_us,
                 quiet_energy_mj=quiet_mj,
-                marks=record.source if follower.machine_clock else None,
+                marks=record.source if one.machine_clock else None,
                 control=one.control if plan else ClockControl.UNSPECIFIED,
                 leads_us=leads_us,
                 below_plan_us=below_us,
                 above_plan_us=above_us,
                 median_clock_mhz=clock_mhz,
                 power_limited=limited,
-                own_time=follower.own_time,
+                own_time=one.own_time,
             ),
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_agent.clocks.follower import Finished, Follower
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import ClockControl, RankProcess
@@ -35,17 +36,6 @@ AGAIN_US: Final = 50
 """After rings are wanted again, a look follows: store buffers have drained by then (see ``perseus_proto.channel``)."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """An iteration that is over and whose successor has begun."""
-
-    record: IterationRecord
-    next_begin_us: int
-    plan: StagePlan | None
-    clock_changes: int
-    control: ClockControl = ClockControl.UNSPECIFIED
-
-
 @dataclass
 class _Mark:
     """What was in force when an iteration began."""
@@ -55,7 +45,7 @@ class _Mark:
     control: ClockControl = ClockControl.UNSPECIFIED
 
 
-class RankFollower:
+class RankFollower(Follower):
     """The state of one rank that drives a GPU."""
 
     def __init__(
@@ -105,6 +95,16 @@ class RankFollower:
             # Met inside an iteration: plans begin at boundaries, so this one stays at default clocks.
             self.iteration = self._planned_iteration = position.iteration
             self._deviant = True
+
+    @property
+    def job_uid(self) -> str:
+        """Of the rank's job."""
+        return self.rank.job_uid
+
+    @property
+    def bell(self) -> int:
+        """The eventfd that the rank rings."""
+        return self.channel.event_fd
 
     @property
     def plan(self) -> StagePlan | None:
@@ -332,11 +332,14 @@ class RankFollower:
         mark = self._marks.pop(record.iteration, None)
         following = self._marks.get(record.iteration + 1)
         return Finished(
+            rank=self.rank,
             record=record,
             next_begin_us=next_begin_us if consistent else record.end_us,
             plan=None if mark is None else mark.plan,
             clock_changes=0 if mark is None else (writes if following is None else following.writes) - mark.writes,
             control=ClockControl.UNSPECIFIED if mark is None else mark.control,
+            machine_clock=self.machine_clock,
+            own_time=self.own_time,
         )
 
 

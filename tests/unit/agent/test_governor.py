@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 from tests.doubles.recording_gpu import RecordingGpu
 
-from perseus_agent.clocks.governor import (
-    BUSY_RETRIES,
-    MAX_FAILURES,
-    STRIKES,
-    Governor,
-    GovernorLimits,
-)
+from perseus_agent.clocks.governor import BUSY_RETRIES, MAX_FAILURES, Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.read_back import STRIKES
 from perseus_agent.devices.base import Controllability, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
