@@ -9,6 +9,7 @@ those whose attainment is not below the law's, the one of least energy. ``make b
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table
 from perseus_sim.serving.clairvoyant import least_energy
+from perseus_sim.serving.closed_loop import ClosedLoop
 from perseus_sim.serving.controllers import DynamoLlm, Fixed, GreenLlm, Law, ThrottLlem, Voltana
 from perseus_sim.serving.fleet import Controller, Run, Setting, run
 from perseus_sim.serving.machine import Assumptions, Machine
@@ -220,7 +222,7 @@ def figures() -> Result:
 
 def summary() -> Result:
     """Measure what is not a cell, and store it."""
-    results = {**clairvoyant(), **burst(), **speed()}
+    results = {**clairvoyant(), **closed_loop(), **burst(), **speed()}
     SUMMARY.write_text(json.dumps({name: figure["value"] for name, figure in results.items()}) + "\n", encoding="utf-8")
     return results
 
@@ -238,6 +240,21 @@ def clairvoyant() -> Result:
     bound = least_energy(machine, requests, OBJECTIVE, missed, table.ladder_mhz[::2], bin_s=0.2)
     share = (1 - law.joules / highest) / (1 - bound.joules / highest)
     return {"serving_share_of_clairvoyant_percent": _figure(100 * share, "%")}
+
+
+def closed_loop() -> Result:
+    """What is saved in the first quarter of an hour of replicas of which nothing is known, and when a table comes."""
+    results: Result = {}
+    for trace, replicas in REPLICAS.items():
+        cell = Cell(trace, replicas=replicas)
+        trial = _Trial(cell)
+        loop = ClosedLoop(Setting(trial.machine, driver_of(cell), replicas), OBJECTIVE)
+        outcome = trial.outcome(loop.controller)
+        results[f"serving_energy_percent_{trace}_closed_loop"] = _figure(outcome.energy_percent, "%")
+        results[f"serving_attainment_percent_{trace}_closed_loop"] = _figure(outcome.attainment_percent, "%")
+        first_s = loop.tables_s[0] if loop.tables_s else math.inf
+        results[f"serving_first_table_seconds_{trace}"] = _figure(first_s, "s")
+    return results
 
 
 def burst() -> Result:

@@ -52,7 +52,7 @@ def canary_table(
     Raises:
         NoTable: the canary's steps are not explained, or too few.
     """
-    return _table(machine, objective, fitted(machine, requests, replicas), mean_prompt_tokens(requests), switch_s)
+    return table_of(machine, objective, fitted(machine, requests, replicas), mean_prompt_tokens(requests), switch_s)
 
 
 def complete_table(machine: Machine, objective: Objective, prompt_tokens: float, switch_s: float) -> ClockTable:
@@ -69,7 +69,7 @@ def complete_table(machine: Machine, objective: Objective, prompt_tokens: float,
     """
     highest_mhz = machine.clocks_mhz[-1]
     windows = [window for mhz in (highest_mhz, *ladder(machine)[::2]) for window in _every_load(machine, mhz)]
-    return _table(machine, objective, fit(windows, highest_mhz), prompt_tokens, switch_s)
+    return table_of(machine, objective, fit(windows, highest_mhz), prompt_tokens, switch_s)
 
 
 def mean_prompt_tokens(requests: Sequence[Request]) -> float:
@@ -77,9 +77,21 @@ def mean_prompt_tokens(requests: Sequence[Request]) -> float:
     return sum(max(1, one.prompt_tokens - one.cached_tokens) for one in requests) / len(requests)
 
 
-def _table(
+def table_of(
     machine: Machine, objective: Objective, result: FitResult, prompt_tokens: float, switch_s: float
 ) -> ClockTable:
+    """Return the table that a fit makes.
+
+    Args:
+        machine: its clocks and its memory.
+        objective: the limits.
+        result: of the fit.
+        prompt_tokens: of a prompt, mean.
+        switch_s: how long a change of the clock takes, median.
+
+    Raises:
+        NoTable: the fit does not explain what was seen.
+    """
     if result.verdict is not Verdict.EXPLAINED or result.models is None or result.watts is None:
         why = ", ".join(result.missing) or f"{result.worst}"
         raise NoTable(f"the steps of this engine make no table of clocks, {result.verdict.value}: {why}")
@@ -117,7 +129,7 @@ def _every_load(machine: Machine, clock_mhz: int) -> Iterator[Window]:
                 yield _window(clock_mhz, [(step, seconds, machine.joules(costs, step, seconds))])
 
 
-class _Recording(Machine):
+class Recording(Machine):
     """The same machine, which keeps what its steps take."""
 
     def __init__(self, machine: Machine) -> None:
@@ -131,7 +143,7 @@ class _Recording(Machine):
 
 
 def _windows(machine: Machine, clock_mhz: int, requests: Sequence[Request]) -> Iterator[Window]:
-    recording = _Recording(machine)
+    recording = Recording(machine)
     engine = Engine(recording, clock_mhz)
     for request in requests:
         if request.arrival_s >= CANARY_S:
