@@ -145,8 +145,8 @@ def _conclusions(cells: Sequence[tuple[Cell, dict[str, Outcome]]]) -> Iterator[s
     )
     yield (
         "- Replicas of which nothing is known begin at the default clocks, and one of them is tried at lower ones, "
-        f"step by step. What they save in their first quarter of an hour at load 1, all of that included: {begun}. A canary "
-        "that has few requests needs longer."
+        f"step by step. What they save in their first quarter of an hour at load 1, all of that included: {begun}. A "
+        "canary that has few requests needs longer."
     )
     yield (
         "- Where a minute has three times the requests, its attainment differs from that of the default clocks by "
