@@ -165,19 +165,19 @@ def resolved(cluster: Cluster) -> str:
 
 
 _RESOLVE = """
-import socket, sys
+import socket, sys, time
 name = "kubernetes.default.svc.cluster.local"
 words = b"".join(bytes([len(w)]) + w.encode() for w in name.split(".")) + b"\\0"
 family, kind, length = (socket.AF_INET6, 28, 16) if ":" in sys.argv[1] else (socket.AF_INET, 1, 4)
 query = socket.socket(family, socket.SOCK_DGRAM)
 query.settimeout(1)
-for attempt in range(60):  # kube-proxy may still be writing its rules
-    query.sendto(bytes([0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + words + bytes([0, kind, 0, 1]), (sys.argv[1], 53))
+for attempt in range(60):  # kube-proxy may still be writing its rules, and refuses until it has an endpoint
     try:
+        query.sendto(bytes([0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + words + bytes([0, kind, 0, 1]), (sys.argv[1], 53))
         print(socket.inet_ntop(family, query.recv(512)[-length:]))
         break
-    except TimeoutError:
-        pass
+    except OSError:
+        time.sleep(1)
 """
 
 POINTS: dict[str, Callable[[Cluster], bool]] = {
