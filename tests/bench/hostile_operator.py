@@ -102,7 +102,7 @@ def _agent_sends(*batches: bytes) -> AgentPool:
         yield Entry()
 
     pool = AgentPool(None, timeout_s=1.0)
-    pool._channel = cast(Any, channel)  # type: ignore[method-assign]
+    pool._channels.use = cast(Any, channel)  # type: ignore[method-assign]
     return pool
 
 

@@ -1,7 +1,7 @@
 """A wire to light agents that live in another process: one socket in place of a gRPC channel for each agent.
 
 The operator's client of agents stays as it is, down to its stubs: messages are serialised and parsed by the same code.
-Only ``AgentPool._open`` is replaced, so that a machine that cannot bear thousands of TLS connections can feed the
+Only ``Channels._open`` is replaced, so that a machine that cannot bear thousands of TLS connections can feed the
 operator what thousands of agents say. What the agents compute is another process's time. Left out are gRPC, TLS, and
 deadlines: an agent behind this wire answers.
 """
@@ -22,6 +22,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from perseus_operator.clients.agents.channels import Channels
 from perseus_operator.clients.agents.client import AgentPool
 
 HEADER: Final = struct.Struct("<IBBII")
@@ -282,6 +283,12 @@ class WiredPool(AgentPool):
     """The operator's client of agents, on the wire."""
 
     def __init__(self, wire: Wire, *, timeout_s: float = 3.0) -> None:
+        super().__init__(None, timeout_s=timeout_s)
+        self._channels = _WiredChannels(wire, timeout_s=timeout_s)
+
+
+class _WiredChannels(Channels):
+    def __init__(self, wire: Wire, *, timeout_s: float) -> None:
         super().__init__(None, timeout_s=timeout_s)
         self._wire = wire
 

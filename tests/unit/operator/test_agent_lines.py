@@ -48,9 +48,11 @@ class World:
         self.pool = AgentPool(None, timeout_s=60.0)
         self.files, self.opened = Files(), list[Channel]()
         self.calls: list[tuple[asyncio.Task[None], asyncio.Event, Channel]] = []
-        monkeypatch.setattr(self.pool, "_files", self.files)
-        monkeypatch.setattr(self.pool, "_open", self._open)
-        monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda channel: channel)
+        monkeypatch.setattr(self.pool._channels, "_files", self.files)
+        monkeypatch.setattr(self.pool._channels, "_open", self._open)
+        monkeypatch.setattr(
+            "perseus_operator.clients.agents.channels.agent_pb2_grpc.AgentStub", lambda channel: channel
+        )
 
     def _open(self, address: str) -> Channel:
         assert address == ADDRESS

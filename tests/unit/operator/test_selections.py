@@ -69,8 +69,8 @@ class Line:
 
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pool = AgentPool(None, timeout_s=PATIENCE_S)
-        monkeypatch.setattr(self.pool, "_open", lambda _: None)
-        monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda _: agent)
+        monkeypatch.setattr(self.pool._channels, "_open", lambda _: None)
+        monkeypatch.setattr("perseus_operator.clients.agents.channels.agent_pb2_grpc.AgentStub", lambda _: agent)
 
     async def select(self, iteration: int) -> int:
         return await self.pool.select(
@@ -171,9 +171,9 @@ class Busy:
 
 async def test_selections_do_not_wait_for_renewals_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr("perseus_operator.clients.agents.client.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
+    monkeypatch.setattr("perseus_operator.clients.agents.channels.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
     pool = AgentPool(None, timeout_s=PATIENCE_S)
-    monkeypatch.setattr(pool, "_open", lambda _: None)
+    monkeypatch.setattr(pool._channels, "_open", lambda _: None)
     names = [f"agent-{number}" for number in range(400)]
     renewals = [asyncio.create_task(pool.renew(name, job_uid="job", epoch=1, ttl_s=30.0)) for name in names]
     await asyncio.sleep(0)

@@ -93,7 +93,7 @@ def pool_of(*batches: bytes, description: bytes = b"") -> AgentPool:
     async def channel(_: str) -> AsyncIterator[Any]:
         yield Entry()
 
-    pool._channel = cast(Any, channel)  # type: ignore[method-assign]
+    pool._channels.use = cast(Any, channel)  # type: ignore[method-assign]
     return pool
 
 

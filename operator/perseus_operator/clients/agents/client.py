@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from perseus_core.units import ms_from_s
+from perseus_operator.clients.agents.channels import Channel, Channels
 from perseus_operator.clients.agents.hardware import clock_change, gpu_of
 from perseus_operator.clients.agents.messages import (
     EventsDropped,
@@ -33,7 +34,6 @@ from perseus_operator.clients.agents.messages import (
     rank_of,
     schedule_of,
 )
-from perseus_operator.clients.agents.selections import SelectionStream
 from perseus_operator.clients.agents.telemetry import TornBatch, dropped_of, events_of
 from perseus_operator.clients.agents.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.clients.credentials import Credentials
@@ -42,8 +42,7 @@ from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.objects.values import Pod
 from perseus_operator.solving.slots import FairSlots
-from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
-from perseus_runtime.tls import CallerCredentials
+from perseus_proto.v1alpha1 import agent_pb2
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -83,26 +82,6 @@ _RENEWALS_AT_ONCE: Final = 32
 """Renewals that wait for a turn beside others: leases of a large job are renewed together, and no selection may wait
 for more than these. A lease stands for two thirds of its time meanwhile."""
 
-_OPTIONS: Final = (
-    ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-)
-
-
-class _Channel:
-    """A channel with its stub, and the number of calls and streams that use it."""
-
-    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
-        self.channel = channel
-        self.stub: Any = agent_pb2_grpc.AgentStub(channel)
-        self.selections = SelectionStream(self.stub.SelectPlans, timeout_s=timeout_s)
-        self.uses = 0
-
 
 class AgentPool:
     """Calls all agents of this operator.
@@ -118,16 +97,8 @@ class AgentPool:
             credentials: files for mutual TLS; None: without TLS.
             timeout_s: deadline of a call.
         """
-        files = credentials
-        self._server_name = files.server_name if files else ""
-        self._files = CallerCredentials(key=files.key, cert=files.cert, ca=files.ca) if files else None
-        self._credentials: grpc.ChannelCredentials | None = None
+        self._channels = Channels(credentials, timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self._channels: dict[str, _Channel] = {}
-        self._coming: dict[str, asyncio.Task[None]] = {}
-        """Attempts to connect with renewed certificates; the present channels are used until they succeed."""
-        self._retired: dict[str, set[_Channel]] = {}
-        """Opened with earlier certificates: their streams go on until the agent ends them, then they are closed."""
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._turns_of_renewals = asyncio.Semaphore(_RENEWALS_AT_ONCE)
         self._reading = FairSlots(1)
@@ -309,7 +280,7 @@ class AgentPool:
         Raises:
             AgentError: the stream broke. A stream that the agent ends is over without an error.
         """
-        async with self._channel(address) as entry:
+        async with self._channels.use(address) as entry:
             request = agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks)
             call = entry.channel.unary_stream(_WATCH, agent_pb2.WatchTelemetryRequest.SerializeToString, bytes)(request)
             dropped, opened, reported = 0, False, False
@@ -350,81 +321,32 @@ class AgentPool:
 
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels to agents that no longer exist."""
-        for address in set(addresses):
-            if coming := self._coming.pop(address, None):
-                coming.cancel()
-            self._silent.discard(address)
-            current = self._channels.pop(address, None)
-            for entry in (*self._retired.pop(address, ()), *filter(None, (current,))):
-                await entry.channel.close()
+        gone = set(addresses)
+        self._silent -= gone
+        await self._channels.forget(gone)
 
     async def close(self) -> None:
         """Close all channels."""
-        await self.forget({*self._channels, *self._retired})
+        await self._channels.close()
 
-    async def _select(self, entry: _Channel, request: agent_pb2.SelectPlanRequest) -> agent_pb2.SelectPlanResponse:
+    async def _select(self, entry: Channel, request: agent_pb2.SelectPlanRequest) -> agent_pb2.SelectPlanResponse:
         """Select on the agent's stream, or by a call where that breaks."""
         answer = await entry.selections.select(request)
         return answer or await entry.stub.SelectPlan(request, timeout=self._timeout_s)
 
-    async def _request(self, address: str, call: Callable[[_Channel], Awaitable[T]]) -> T:
+    async def _request(self, address: str, call: Callable[[Channel], Awaitable[T]]) -> T:
         """Call an agent. The deadline begins when the call is sent; agents without an answer delay only each other."""
         async with self._turns_of_silent if self.is_silent(address) else self._turns:
             try:
-                async with self._channel(address) as entry:
+                async with self._channels.use(address) as entry:
                     answer = await _call(lambda: call(entry))
             except AgentUnavailable as error:
                 self._silent.add(address)
-                if self._files is not None and (expired := self._files.expired):
+                if expired := self._channels.expired:
                     raise AgentUnavailable(f"{expired}: {error}") from error
                 raise
         self._silent.discard(address)
         return answer
-
-    @contextlib.asynccontextmanager
-    async def _channel(self, address: str) -> AsyncIterator[_Channel]:
-        """Return the channel for one call or stream."""
-        if self._files is not None and (renewed := self._files.renewed()):
-            self._credentials = renewed
-            for other in self._channels:
-                if coming := self._coming.get(other):
-                    coming.cancel()
-                self._coming[other] = asyncio.create_task(self._switch_channel(other))
-        entry = self._channels.get(address)
-        if entry is None:
-            entry = self._channels[address] = _Channel(self._open(address), timeout_s=self._timeout_s)
-        entry.uses += 1
-        try:
-            yield entry
-        finally:
-            entry.uses -= 1
-            await self._close_unused(address, entry)
-
-    async def _switch_channel(self, address: str) -> None:
-        """Replace a channel by one with the present certificates, once the agent accepts them: its own may be older."""
-        channel = self._open(address)
-        try:
-            await channel.channel_ready()
-        except BaseException:
-            await channel.close()
-            raise
-        entry, self._channels[address] = self._channels[address], _Channel(channel, timeout_s=self._timeout_s)
-        self._retired.setdefault(address, set()).add(entry)
-        await self._close_unused(address, entry)
-
-    async def _close_unused(self, address: str, entry: _Channel) -> None:
-        retired = self._retired.get(address, set())
-        if entry in retired and not entry.uses:
-            retired.remove(entry)
-            await entry.channel.close()
-
-    def _open(self, address: str) -> grpc.aio.Channel:
-        if self._files is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        if self._credentials is None:
-            raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: the files cannot be read; the log has the reason")
-        options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
-        return grpc.aio.secure_channel(address, self._credentials, options=options)
 
 
 def _described(data: bytes) -> NodeInfo:
