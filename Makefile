@@ -111,7 +111,7 @@ plugin: setup ## Pack kubectl perseus for krew, with its manifest, into out/plug
 	@test -n "$(URI)" || { echo "make plugin: set URI= to the folder in which the archives will be published" >&2; exit 1; }
 	@$(BIN)/python deploy/release/plugin.py --uri "$(URI)" --output out/plugin
 
-images: setup ## Build the images of operator, solver, agent, simulated GPUs and trainer into out/images/perseus.tar; checks their sizes
+images: setup ## Build the images of operator, solver, agent, acceptance run, simulated GPUs and trainer into out/images/perseus.tar; checks their sizes
 	@$(BIN)/python deploy/images/build.py --archive out/images/perseus.tar
 
 release: $(RELEASE_STAMP) ## Make a release of the last commit in OUT=out/release: packages, images of two platforms, chart, signatures by KEY=file; publishes nothing (needs Go)

@@ -99,9 +99,9 @@ class Suite:
 _COMMON: Final = (".ci", "Makefile", "pyproject.toml", "requirements.lock", "deploy/build_compiled.py")
 """Inputs of every suite: how it is set up and started."""
 _TESTS: Final = ("tests/*.py", "tests/doubles")
-_ROOMS: Final = ("agent", "client", "core", "operator", "proto", "runtime", "sim", "solver")
+_ROOMS: Final = ("agent", "bench", "client", "core", "operator", "proto", "runtime", "sim", "solver")
 _ROOMS_OF_A_RELEASE: Final = ("client", "core", "proto", "runtime", "solver")
-_ROOMS_OF_A_NODE: Final = ("agent", "client", "core", "proto", "runtime", "sim", "solver")
+_ROOMS_OF_A_NODE: Final = ("agent", "bench", "client", "core", "proto", "runtime", "sim", "solver")
 _ON_A_CLUSTER: Final = (
     *("up_and_down", "journey", "socket_resource", "energy_class", "controllers", "workload_kinds"),
     *("dynamic_resources", "identity"),

@@ -3,8 +3,6 @@
 ``perseus-agent keep``, with the same settings, is the agent's clock keeper (``perseus_agent.keeper``). Start it beside
 the agent, before or after it. It ends on SIGTERM, once no agent is there that it watches.
 
-``perseus-agent accept`` measures one GPU instead (``perseus_agent.acceptance.command``, which has its exit codes).
-
 Exit codes of the agent: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU
 could not be reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver
 was replaced while the agent ran; start the agent again. 4: the thread of a GPU computed without an end, which is a
@@ -13,16 +11,14 @@ defect of the agent; its keeper gives that GPU back; start the agent again. The 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
+from perseus_agent.process import shorten_timer_slack, stop_on_signals, use_batch_scheduling
 from perseus_agent.settings import Settings, parse_settings
 from perseus_runtime.logs import log_to_stderr
 
@@ -30,45 +26,12 @@ SWITCH_INTERVAL_S: Final = 0.000_3
 """Longest time that the woken thread of a GPU waits for a thread that reports an iteration or answers a command."""
 
 
-def use_batch_scheduling() -> None:
-    """Schedule this process as a batch job, so that it never preempts a training thread that wakes it.
-
-    Threads started later inherit this. On a node whose CPUs are all busy, Linux otherwise runs a woken process in place
-    of the one that woke it: a mark of the client then took milliseconds in one call of a hundred; with this, some tens
-    of microseconds (measured).
-    """
-    with contextlib.suppress(OSError, AttributeError):  # a strict seccomp profile, or not Linux: it is optional
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def shorten_timer_slack() -> None:
-    """Let timers of this thread, and of threads started later, be late by at most one microsecond instead of fifty."""
-    with contextlib.suppress(OSError):  # a strict profile, or not Linux: the agent then reads ranks a little later
-        Path("/proc/self/timerslack_ns").write_text("1000")
-
-
-def stop_on_signals(stop: threading.Event) -> None:
-    """Set the event on SIGTERM or SIGINT, from a thread that does nothing else.
-
-    A signal handler would run in the main thread, perhaps while that holds the event's own lock; a second signal at
-    that moment would hang the agent with clocks locked. Threads started later inherit the signal mask.
-    """
-    numbers = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-
-    def wait() -> None:
-        while True:
-            signal.sigwait(numbers)
-            stop.set()
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run the agent until SIGTERM or SIGINT, or a subcommand."""
+    """Run the agent, or with ``keep`` its clock keeper, until SIGTERM or SIGINT."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["accept"]:
-        return _accept(arguments[1:])
+        print("perseus-agent: accept is a program of its own now: run perseus-bench", file=sys.stderr)  # noqa: T201
+        return 2
     run = _serve
     if arguments[:1] == ["keep"]:
         run, arguments = _keep, arguments[1:]
@@ -108,15 +71,6 @@ def _serve(settings: Settings, stop: threading.Event) -> int:
     from perseus_agent.lifecycle import run
 
     return run(settings, stop)
-
-
-def _accept(arguments: list[str]) -> int:
-    stop = threading.Event()
-    stop_on_signals(stop)
-    shorten_timer_slack()
-    from perseus_agent.acceptance.command import main
-
-    return main(arguments, stop)
 
 
 if __name__ == "__main__":

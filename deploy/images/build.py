@@ -1,6 +1,6 @@
 """Build the project's images with docker, podman or buildah, whichever is usable on this machine.
 
-usage: build.py [--archive FILE] [agent] [operator] [solver] [gpu-sim] [trainer] [steps-example]
+usage: build.py [--archive FILE] [agent] [bench] [operator] [solver] [gpu-sim] [trainer] [steps-example]
 
 Without names all but steps-example.
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perseus_agent.__main__ import use_batch_scheduling
+from perseus_agent.process import use_batch_scheduling
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader
 

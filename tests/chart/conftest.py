@@ -34,6 +34,7 @@ NAMESPACE = "perseus-system"
 PROGRAMS = {
     "perseus-operator": [sys.executable, "-m", "perseus_operator"],
     "perseus-agent": [sys.executable, "-m", "perseus_agent"],
+    "perseus-bench": [sys.executable, "-m", "perseus_bench"],
     "perseus-trainer": [sys.executable, "-m", "perseus_sim.training.pod_job"],
 }
 CRD = "perseusjobs.perseus.energy"

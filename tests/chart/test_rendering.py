@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from perseus_agent.acceptance.options import parse_options as accept_options
 from perseus_agent.settings import parse_settings as agent_settings
+from perseus_bench.options import parse_options as accept_options
 from perseus_core import keys
 from perseus_operator.controller.settings import parse_settings as operator_settings
 from perseus_sim.gpus.dynamic_resources import DRIVER
@@ -392,7 +392,8 @@ def test_acceptance_is_off_and_runs_where_the_agent_was_sent_away(render: Render
         options.journal == agent_settings(agent["containers"][0]["args"], environment(agent["containers"][0])).journal
     )
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
-    assert container["image"] == agent["containers"][0]["image"]
+    version = agent["containers"][0]["image"].partition(":")[2]
+    assert container["image"] == f"perseus-bench:{version}"
     assert accept["runtimeClassName"] == "nvidia"
     for gpu in GPU_LABELS:
         assert not (node_matches(agent, gpu | accept["nodeSelector"]))

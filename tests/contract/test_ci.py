@@ -21,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "perseus_agent": "agent",
+    "perseus_bench": "bench",
     "perseus_client": "client",
     "perseus_core": "core",
     "perseus_operator": "operator",

@@ -28,8 +28,8 @@ from perseus_core import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "deploy" / "images"
-NAMES = ["operator", "solver", "agent", "gpu-sim", "trainer"]
-PROGRAMS = ["operator", "solver", "agent"]
+NAMES = ["operator", "solver", "agent", "bench", "gpu-sim", "trainer"]
+PROGRAMS = ["operator", "solver", "agent", "bench"]
 EXAMPLE = "steps-example"
 EVERY = [*NAMES, EXAMPLE]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -130,8 +130,8 @@ def needs(distribution: str) -> set[str]:
 
 
 def extra_of(program: str) -> str:
-    """Return the extra of the package that a program needs; ``solver`` is the library alone."""
-    return {"solver": "service"}.get(program, program)
+    """Return the extra of the package that a program needs; ``solver`` and ``bench`` are something else."""
+    return {"solver": "service", "bench": "agent"}.get(program, program)
 
 
 def closure(program: str) -> set[str]:
@@ -272,11 +272,15 @@ def test_it_runs_an_entry_point_and_contains_only_what_that_requires(name: str) 
     assert entry_point == f'["perseus-{name}"]'
     assert f"perseus-{name}" in PROJECT["project"]["scripts"]
     assert installed(name) <= closure(name)
-    assert VALUES[name]["image"]["repository"] == f"perseus-{name}"
+    assert VALUES[{"bench": "acceptance"}.get(name, name)]["image"]["repository"] == f"perseus-{name}"
 
 
 def test_every_image_contains_only_what_its_program_requires() -> None:
-    assert installed("agent") == {"grpcio", "typing-extensions", "protobuf", "nvidia-ml-py", "prometheus-client"}
+    assert (
+        installed("agent")
+        == installed("bench")
+        == {"grpcio", "typing-extensions", "protobuf", "nvidia-ml-py", "prometheus-client"}
+    )
     assert installed("gpu-sim") == {"grpcio", "typing-extensions", "protobuf"}
     assert installed("trainer") == {"numpy"}
     assert {"ortools", "kopf", "kubernetes"} <= installed("operator")
@@ -285,6 +289,7 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
     shared = {"perseus_core", "perseus_proto", "perseus_runtime"}
     assert rooms("solver") == shared | {"perseus_operator", "perseus_solver"}
     assert rooms("agent") == shared | {"perseus_agent"}
+    assert rooms("bench") == shared | {"perseus_agent", "perseus_bench"}
     assert rooms("gpu-sim") == {"perseus_sim", "perseus_core", "perseus_proto"}
     assert "perseus_client" in rooms("trainer")
     assert "perseus_agent" not in rooms("operator")
@@ -379,6 +384,7 @@ def modules_taken_out(name: str) -> set[str]:
     ("name", "modules"),
     [
         ("agent", "perseus_agent.__main__,perseus_agent.lifecycle,perseus_agent.devices.nvml"),
+        ("bench", "perseus_bench.command,perseus_bench.locker,perseus_agent.lifecycle,perseus_agent.devices.nvml"),
         ("gpu-sim", "perseus_sim.gpus.offer"),
         (
             "trainer",
@@ -443,7 +449,8 @@ def test_user_and_health_check() -> None:
     [user] = stage("operator", "image").all("USER")
     assert user == f"{chart_user[0]}:{chart_user[0]}"
     assert int(chart_user[0]) > 0
-    assert stage("agent", "image").all("USER") == stage("gpu-sim", "image").all("USER") == ["0:0"]
+    for name in ("agent", "bench", "gpu-sim"):
+        assert stage(name, "image").all("USER") == ["0:0"]
     assert stage("trainer", "image").all("USER") == stage("solver", "image").all("USER") == ["65532:65532"]
     for name, port, exposed in (
         ("operator", keys.DEFAULT_OPERATOR_METRICS_PORT, [keys.DEFAULT_OPERATOR_METRICS_PORT]),
@@ -483,7 +490,11 @@ def test_the_operator_has_a_user_name_although_its_user_id_has_none() -> None:
             [EXAMPLE],
             f"{EXAMPLE} is built for linux/{build.HERE} alone: its build runs what it installs",
         ),
-        ({}, ["agents"], "unknown image 'agents': known are agent, operator, solver, gpu-sim, trainer, steps-example"),
+        (
+            {},
+            ["agents"],
+            "unknown image 'agents': known are agent, bench, operator, solver, gpu-sim, trainer, steps-example",
+        ),
         ({}, ["agent"], "no builder: docker has no engine here, and neither podman nor buildah is installed"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
 ROOMS = {
-    room: f"perseus_{room}" for room in ("core", "runtime", "proto", "solver", "agent", "client", "operator", "sim")
+    room: f"perseus_{room}"
+    for room in ("core", "runtime", "proto", "solver", "agent", "bench", "client", "operator", "sim")
 }
 
 

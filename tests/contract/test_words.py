@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.offenders import ROOT, Offence, no_offenders, text_of, tree_of
 
-ROOMS = ("core", "runtime", "proto", "solver", "agent", "client", "operator", "sim")
+ROOMS = ("core", "runtime", "proto", "solver", "agent", "bench", "client", "operator", "sim")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 
 IDENTIFIERS = frozenset(

@@ -24,9 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.doubles.recording_node import RecordingNode, pod_uid, wait_for
 from tests.frameworks.gpu_agent import AgentEnd
 
-from perseus_agent.acceptance.command import REFUSED
-from perseus_agent.acceptance.cuda import CudaWorkload
 from perseus_agent.devices.nvml import NvmlDevices, may_write
+from perseus_bench.command import REFUSED
+from perseus_bench.cuda import CudaWorkload
 from perseus_proto import hello as wire
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
@@ -157,7 +157,7 @@ def test_accept_refuses_a_gpu_whose_clocks_it_may_not_set(real_uuid: str, tmp_pa
         pytest.skip("no setpriv to start it without CAP_SYS_ADMIN")
     journal = tmp_path / "journal.json"
     without_right = [setpriv, "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
-    command = [sys.executable, "-m", "perseus_agent", "accept", "--devices=nvml", f"--gpu={real_uuid}"]
+    command = [sys.executable, "-m", "perseus_bench", "--devices=nvml", f"--gpu={real_uuid}"]
     done = subprocess.run(
         [*without_right, *command, f"--journal={journal}"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""``perseus-agent accept`` from start to end: real processes, the unmodified nvidia-ml-py, the shim's GPUs."""
+"""``perseus-bench`` from start to end: real processes, the unmodified nvidia-ml-py, the shim's GPUs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 from tests.doubles.recording_node import wait_for
 from tests.waiting import PATIENCE_S
 
-from perseus_agent.acceptance.report import SCHEMA
 from perseus_agent.clocks.journal import JournalLock, decode_journal
 from perseus_agent.devices.nvml import may_write
+from perseus_bench.report import SCHEMA
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
 from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.gpus.shim_gpu import STATE, describe
 
-ACCEPT = [sys.executable, "-m", "perseus_agent", "accept"]
+ACCEPT = [sys.executable, "-m", "perseus_bench"]
 WORKLOAD = "--workload=perseus_sim.gpus.clocked_workload:open_workload"
 controls = pytest.mark.skipif(not may_write(), reason="the agent rightly refuses to set clocks without CAP_SYS_ADMIN")
 

@@ -148,7 +148,7 @@ def test_a_burst_of_signals_stops_the_agent_like_one(tmp_path: Path) -> None:
     # signal, handled by the thread that sets the event, would wait for itself.
     script = """
 import os, signal, sys, threading
-from perseus_agent.__main__ import stop_on_signals
+from perseus_agent.process import stop_on_signals
 class Slow(threading.Condition):
     def notify_all(self):
         for _ in range(50):

@@ -156,7 +156,7 @@ def test_a_rank_that_dies_is_gone_though_its_child_lives(agents: Callable[..., A
 def test_the_agent_never_preempts_the_thread_that_wakes_it() -> None:
     """The scheduler's policy, in a process of its own since it cannot be taken back without privilege."""
     script = (
-        "import os, threading; from perseus_agent.__main__ import use_batch_scheduling; use_batch_scheduling(); "
+        "import os, threading; from perseus_agent.process import use_batch_scheduling; use_batch_scheduling(); "
         "policies = [];"
         "thread = threading.Thread(target=lambda: policies.append(os.sched_getscheduler(0))); thread.start();"
         "thread.join(); assert policies == [os.SCHED_BATCH] == [os.sched_getscheduler(0)], policies"

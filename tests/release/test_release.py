@@ -191,16 +191,17 @@ def test_helm_takes_the_chart_from_the_registry(
     shown = helm(
         "template", "perseus", reference, "--version", version, "--plain-http",
         "--set", f"image.registry={registry.host}/perseus", "--values", release / "images.yaml",
-        "--set", "simulatedGpus.enabled=true", "--set", "solver.enabled=true",
+        "--set", "simulatedGpus.enabled=true,solver.enabled=true,acceptance.enabled=true",
     )  # fmt: skip
     used = set()
     for document in filter(None, yaml.safe_load_all(shown)):
-        pod = document.get("spec", {}).get("template", {}).get("spec", {})
+        spec = document.get("spec", {})
+        pod = spec.get("template", {}).get("spec", spec)
         used |= {container["image"] for container in (*pod.get("containers", ()), *pod.get("initContainers", ()))}
     named = references(release)
     assert used == {
         f"{registry.host}/perseus/perseus-{name}@{named[f'perseus/perseus-{name}']['digest']}"
-        for name in ("operator", "solver", "agent", "gpu-sim")
+        for name in ("operator", "solver", "agent", "bench", "gpu-sim")
     }
 
 

@@ -15,7 +15,15 @@ from image_build import elf
 
 FOLDER: Final = Path(__file__).resolve().parents[1]
 """Of the Dockerfiles."""
-BOUNDS_MB: Final = {"agent": 60, "operator": 260, "solver": 160, "gpu-sim": 60, "trainer": 100, "steps-example": 60}
+BOUNDS_MB: Final = {
+    "agent": 60,
+    "bench": 60,
+    "operator": 260,
+    "solver": 160,
+    "gpu-sim": 60,
+    "trainer": 100,
+    "steps-example": 60,
+}
 """Largest size of an image's layers above its base, uncompressed: what a node must fetch and store beside the base."""
 NAME: Final = "io.containerd.image.name"
 """Annotation with the full name of an image, by which containerd imports it."""

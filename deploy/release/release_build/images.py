@@ -15,7 +15,7 @@ from typing import Any, Final
 from release_build.commands import ReleaseFailed, run
 from release_build.registry import Registry
 
-NAMES: Final = ("operator", "solver", "agent", "gpu-sim", "trainer")
+NAMES: Final = ("operator", "solver", "agent", "bench", "gpu-sim", "trainer")
 """As build.py of the images calls them."""
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
 PREFIX: Final = "perseus"
@@ -97,7 +97,8 @@ def bill(registry: Registry, image: Published, platform: str) -> bytes:
 
 def values(images: Mapping[str, Published]) -> str:
     """Return values of the chart that pin its images by digest, whichever registry they are copied to."""
-    sections = {"operator": "operator", "solver": "solver", "agent": "agent", "simulatedGpus": "gpu-sim"}
+    sections = {name: name for name in ("operator", "solver", "agent")}
+    sections |= {"simulatedGpus": "gpu-sim", "acceptance": "bench"}
     pinned = {section: {"image": {"digest": images[name].digest}} for section, name in sections.items()}
     return json.dumps(pinned, indent=2) + "\n"  # JSON is YAML
 

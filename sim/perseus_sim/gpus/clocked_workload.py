@@ -1,6 +1,6 @@
 """Work items in real time at the speed of whatever clock a device reports: a workload for GPUs that cannot compute.
 
-``perseus-agent accept --workload perseus_sim.gpus.clocked_workload:open_workload[:MODEL]``, such as on simulated GPUs
+``perseus-bench --workload perseus_sim.gpus.clocked_workload:open_workload[:MODEL]``, such as on simulated GPUs
 behind NVML. A thread reads the clock, moves the work on by it, and says what a simulated GPU draws meanwhile.
 """
 
@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from perseus_agent.acceptance.workload import WorkItem, WorkloadFailed
 from perseus_agent.devices.base import Device
+from perseus_bench.workload import WorkItem, WorkloadFailed
 from perseus_core.units import mw_from_w, s_from_us
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import ENV_STATE

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from perseus_agent.acceptance.workload import WorkItem
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import InvalidClock
+from perseus_bench.workload import WorkItem
 from perseus_core.units import mj_from_j, mw_from_w, us_from_s
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.switching import DriverLock, Switches

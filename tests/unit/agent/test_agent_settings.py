@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from perseus_agent.__main__ import main
 from perseus_agent.errors import SettingsError
 from perseus_agent.settings import Settings, parse_settings
 
@@ -51,6 +52,11 @@ def test_a_wrong_value_is_named_with_its_rule(flags: list[str], environment: dic
 
 def test_allowed_names_are_a_list() -> None:
     assert parse_settings([*TLS, "--allowed-san=a, spiffe://b ,"], {}).allowed_sans == {"a", "spiffe://b"}
+
+
+def test_a_command_that_has_moved_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", "--gpu", "0"]) == 2
+    assert capsys.readouterr().err == "perseus-agent: accept is a program of its own now: run perseus-bench\n"
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perseus_agent.acceptance.report import (
+from perseus_bench.report import (
     CallTimes,
     ClockScan,
     Durations,

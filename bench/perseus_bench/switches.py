@@ -10,9 +10,9 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Final
 
-from perseus_agent.acceptance.bench import POLL_S, Bench
-from perseus_agent.acceptance.measures import all_pairs, durations_of, speed_change_us, spread
-from perseus_agent.acceptance.report import ClockScan, Durations, SwitchTimes, Transition
+from perseus_bench.bench import POLL_S, Bench
+from perseus_bench.measures import all_pairs, durations_of, speed_change_us, spread
+from perseus_bench.report import ClockScan, Durations, SwitchTimes, Transition
 from perseus_core.units import s_from_us, us_from_s
 
 CLOCKS: Final = 5

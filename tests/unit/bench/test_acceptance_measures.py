@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.acceptance.measures import (
+from perseus_bench.measures import (
     all_pairs,
     durations_of,
     plateaus_of,
@@ -17,8 +17,8 @@ from perseus_agent.acceptance.measures import (
     spread,
     waits_for_others,
 )
-from perseus_agent.acceptance.report import ClockPoint
-from perseus_agent.acceptance.workload import WorkItem
+from perseus_bench.report import ClockPoint
+from perseus_bench.workload import WorkItem
 
 
 @given(st.lists(st.floats(0, 10), min_size=1))

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Final
 
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.measures import durations_of, spread, waits_for_others
-from perseus_agent.acceptance.report import CallTimes
 from perseus_agent.devices.base import Device
 from perseus_agent.errors import DeviceError
+from perseus_bench.bench import Bench
+from perseus_bench.measures import durations_of, spread, waits_for_others
+from perseus_bench.report import CallTimes
 
 PAUSE_S: Final = 0.005
 """Between two calls: a driver that is called without pause is not what an agent meets."""

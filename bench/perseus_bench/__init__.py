@@ -1,4 +1,4 @@
-"""``perseus-agent accept``: measure on one GPU what the project promises about clocks, and write a report of it.
+"""``perseus-bench``, the acceptance run: measures on one GPU what the project promises about clocks; writes a report.
 
 For somebody who may set clocks on one GPU for ten minutes. ``kit.accept`` runs five trials on a ``bench.Bench`` (the
 GPU behind the device contract, a workload, a way to wait): ``calls``, ``plateau``, ``switches``, ``restoration`` and

@@ -1,4 +1,4 @@
-"""Equal work items on a real GPU, timed by its own events: the process behind ``perseus_agent.acceptance.cuda``.
+"""Equal work items on a real GPU, timed by its own events: the process behind ``perseus_bench.cuda``.
 
 Needs PyTorch and nothing else of this project, so that any Python may run it. Commands come on stdin, a line each
 (``start N``, ``start -``, ``finish``), answers go to stdout as JSON; the number of completed items goes to a file that

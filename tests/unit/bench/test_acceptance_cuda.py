@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
-from perseus_agent.acceptance import cuda, cuda_items
-from perseus_agent.acceptance.cuda import CudaWorkload
-from perseus_agent.acceptance.workload import WorkloadFailed
+from perseus_bench import cuda, cuda_items
+from perseus_bench.cuda import CudaWorkload
+from perseus_bench.workload import WorkloadFailed
 
 STAND_IN = """
 import json, mmap, struct, sys

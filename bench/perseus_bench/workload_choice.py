@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from perseus_agent.acceptance.cuda import CudaWorkload
-from perseus_agent.acceptance.workload import Workload, WorkloadFailed
 from perseus_agent.devices.base import Device
 from perseus_agent.errors import SettingsError
+from perseus_bench.cuda import CudaWorkload
+from perseus_bench.workload import Workload, WorkloadFailed
 
 
 def open_workload(choice: str, device: Device, python: str) -> tuple[Workload | None, str]:

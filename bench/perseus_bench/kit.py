@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final, TypeVar
 
-from perseus_agent.acceptance.bench import Bench, Interrupted
-from perseus_agent.acceptance.calls import time_calls
-from perseus_agent.acceptance.pipeline import run_pipeline
-from perseus_agent.acceptance.plateau import scan_clocks
-from perseus_agent.acceptance.report import Report
-from perseus_agent.acceptance.restoration import Agents, restore_after_kill
-from perseus_agent.acceptance.switches import time_switches
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.devices.base import Device
 from perseus_agent.errors import AgentError, DeviceError, JournalError
+from perseus_bench.bench import Bench, Interrupted
+from perseus_bench.calls import time_calls
+from perseus_bench.pipeline import run_pipeline
+from perseus_bench.plateau import scan_clocks
+from perseus_bench.report import Report
+from perseus_bench.restoration import Agents, restore_after_kill
+from perseus_bench.switches import time_switches
 
 T = TypeVar("T")
 SHARES: Final = {"calls": 0.06, "scan": 0.30, "switches": 0.44, "pipeline": 0.12}

@@ -1,4 +1,4 @@
-"""Options of ``perseus-agent accept``. ``--help`` prints exactly this; variables are the agent's, PERSEUS_AGENT_*."""
+"""Options of ``perseus-bench``. ``--help`` prints exactly this; variables are the agent's, PERSEUS_AGENT_*."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGENT = {field.name: field for field in AgentSettings.__dataclass_fields__.valu
 class AcceptOptions(BaseSettings):
     """Everything that can be chosen about one acceptance run."""
 
-    program = "perseus-agent accept"
+    program = "perseus-bench"
     description = (
         "Measures on one free GPU how fast its clocks change, which clocks it reaches, whether they are given back "
         "after kill -9, and whether a planned pipeline runs as predicted; writes a report. Sets clocks; always "
@@ -77,7 +77,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> A
     """Read the options from flags, then environment, then defaults.
 
     Args:
-        arguments: of the command line, after ``accept``.
+        arguments: of the command line.
         environment: variables such as ``PERSEUS_AGENT_GPU``.
 
     Returns:

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from perseus_agent.acceptance.workload import WorkItem, WorkloadFailed
+from perseus_bench.workload import WorkItem, WorkloadFailed
 
 SCRIPT: Final = Path(__file__).with_name("cuda_items.py")
 START_S: Final = 180.0

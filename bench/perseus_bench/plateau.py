@@ -10,10 +10,10 @@ from bisect import bisect_left
 from statistics import fmean, median
 from typing import Final
 
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.measures import plateaus_of, spread
-from perseus_agent.acceptance.report import ClockPoint, ClockScan
 from perseus_agent.devices.base import EventReason
+from perseus_bench.bench import Bench
+from perseus_bench.measures import plateaus_of, spread
+from perseus_bench.report import ClockPoint, ClockScan
 from perseus_core.units import s_from_us
 
 SETTLE_S: Final = 0.5

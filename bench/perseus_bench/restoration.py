@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.report import ClockScan, Restoration
 from perseus_agent.clocks.journal import decode_journal
 from perseus_agent.errors import AgentError, JournalError
+from perseus_bench.bench import Bench
+from perseus_bench.report import ClockScan, Restoration
 
 READ_BACK_S: Final = 0.05
 PATIENCE_S: Final = 60.0
@@ -103,7 +103,7 @@ class AgentProcesses:
 
     def lock_and_die(self, mhz: int) -> None:
         given = (self._devices, self._gpu, str(mhz), str(self._journal))
-        process = self._run(["perseus_agent.acceptance.locker", *given], stdout=subprocess.PIPE)
+        process = self._run(["perseus_bench.locker", *given], stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
         process.kill()

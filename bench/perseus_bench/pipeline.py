@@ -10,10 +10,10 @@ from itertools import accumulate
 from statistics import median
 from typing import Final
 
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.report import ClockPoint, ClockScan, PipelineRun, SwitchTimes
-from perseus_agent.acceptance.workload import Workload
 from perseus_agent.errors import AgentError
+from perseus_bench.bench import Bench
+from perseus_bench.report import ClockPoint, ClockScan, PipelineRun, SwitchTimes
+from perseus_bench.workload import Workload
 from perseus_core.units import s_from_us
 
 SLOW: Final = 0.75

@@ -1,6 +1,6 @@
 """The process that the restoration trial kills: it locks one GPU as the agent does, and waits.
 
-``python -m perseus_agent.acceptance.locker DEVICES GPU-UUID MHZ JOURNAL``
+``python -m perseus_bench.locker DEVICES GPU-UUID MHZ JOURNAL``
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from perseus_agent.acceptance.restoration import LOCKED
 from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.devices.base import open_device_set
+from perseus_bench.restoration import LOCKED
 
 
 def main(devices: str, gpu_uuid: str, mhz: str, journal_path: str) -> None:

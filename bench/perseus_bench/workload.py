@@ -1,6 +1,6 @@
 """What computes while clocks change: equal work items, one after another, without a gap.
 
-The reported clock is no proof of speed; how long equal items take is. ``perseus_agent.acceptance.cuda`` implements it
+The reported clock is no proof of speed; how long equal items take is. ``perseus_bench.cuda`` implements it
 with PyTorch in a process of its own, ``perseus_sim.gpus`` for simulated GPUs; ``workload_choice`` opens one of them.
 """
 

@@ -1,4 +1,4 @@
-"""The command ``perseus-agent accept``: refuse a GPU that is not free, run the trials, write the reports.
+"""The command ``perseus-bench``: refuse a GPU that is not free, run the trials, write the reports.
 
 Exit codes: 0: all trials were run, clocks are back. 1: some GPU could not be reset; the journal lists it for the next
 agent. 2: an option or the environment is wrong. 4: refused, nothing was changed; the sentence on stderr says why.
@@ -18,17 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.kit import accept
-from perseus_agent.acceptance.markdown import render
-from perseus_agent.acceptance.options import AcceptOptions, parse_options
-from perseus_agent.acceptance.report import Report, hardware_json, report_json
-from perseus_agent.acceptance.restoration import AgentProcesses
-from perseus_agent.acceptance.workload import WorkloadFailed
-from perseus_agent.acceptance.workload_choice import open_workload
 from perseus_agent.clocks.journal import Journal, JournalLock, boot_id
 from perseus_agent.devices.base import Controllability, Device, DeviceSet, ListsProcesses, open_device_set
 from perseus_agent.errors import AgentError, DeviceError, JournalError, SettingsError
+from perseus_agent.process import shorten_timer_slack, stop_on_signals
+from perseus_bench.bench import Bench
+from perseus_bench.kit import accept
+from perseus_bench.markdown import render
+from perseus_bench.options import AcceptOptions, parse_options
+from perseus_bench.report import Report, hardware_json, report_json
+from perseus_bench.restoration import AgentProcesses
+from perseus_bench.workload import WorkloadFailed
+from perseus_bench.workload_choice import open_workload
 
 DONE: Final = 0
 NOT_RETURNED: Final = 1
@@ -42,16 +43,19 @@ class Refused(AgentError):
     """The run would disturb somebody, or can change nothing."""
 
 
-def main(arguments: Sequence[str], stop: threading.Event) -> int:
-    """Run the command.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. SIGTERM and SIGINT end the run, and clocks are returned.
 
     Args:
-        arguments: of the command line, after ``accept``.
-        stop: set by SIGTERM and SIGINT; ends the run, and clocks are returned.
+        arguments: of the command line, without the program's name; None: those of this process.
 
     Returns:
         The exit code.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    stop = threading.Event()
+    stop_on_signals(stop)
+    shorten_timer_slack()
     try:
         options = parse_options(arguments, os.environ)
         report = _run(options, stop)
@@ -170,4 +174,4 @@ def _write(options: AcceptOptions, report: Report) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"perseus-agent accept: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"perseus-bench: {line}", file=sys.stderr, flush=True)  # noqa: T201

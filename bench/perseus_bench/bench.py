@@ -9,10 +9,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from perseus_agent.acceptance.workload import WorkItem, Workload
 from perseus_agent.devices.base import Device, EventReason
 from perseus_agent.devices.energy import STALE_US, EnergyMeter
 from perseus_agent.errors import AgentError, DeviceBusy
+from perseus_bench.workload import WorkItem, Workload
 from perseus_core.units import j_from_mj, s_from_us, us_from_s, w_from_mw
 
 POLL_S: Final = 0.000_2

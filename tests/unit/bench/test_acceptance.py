@@ -14,15 +14,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perseus_agent.acceptance import kit
-from perseus_agent.acceptance.bench import Bench
-from perseus_agent.acceptance.kit import accept
-from perseus_agent.acceptance.markdown import render
-from perseus_agent.acceptance.report import Report, hardware_json, report_json
-from perseus_agent.acceptance.restoration import RestorationFailed
-from perseus_agent.acceptance.workload import WorkItem
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
+from perseus_bench import kit
+from perseus_bench.bench import Bench
+from perseus_bench.kit import accept
+from perseus_bench.markdown import render
+from perseus_bench.report import Report, hardware_json, report_json
+from perseus_bench.restoration import RestorationFailed
+from perseus_bench.workload import WorkItem
 from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
@@ -166,7 +166,7 @@ def test_gpus_of_one_lock_are_told_from_gpus_of_their_own(
         def __exit__(self, *_: object) -> None:
             monkeypatch.undo()
 
-    monkeypatch.setattr("perseus_agent.acceptance.calls._locked_without_pause", Contention)
+    monkeypatch.setattr("perseus_bench.calls._locked_without_pause", Contention)
     report = run.accept(0.5, others=others)
     assert report.calls is not None
     assert report.calls.shared_lock is shared

@@ -8,8 +8,8 @@ from itertools import accumulate
 from statistics import median
 from typing import Final
 
-from perseus_agent.acceptance.report import ClockPoint, Durations, Plateau
-from perseus_agent.acceptance.workload import WorkItem
+from perseus_bench.report import ClockPoint, Durations, Plateau
+from perseus_bench.workload import WorkItem
 
 DISTINCT: Final = 0.03
 """Two clocks whose work items take times closer than this share cannot be separated item by item."""
