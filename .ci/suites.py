@@ -98,7 +98,7 @@ class Suite:
 
 _COMMON: Final = (".ci", "Makefile", "pyproject.toml", "requirements.lock", "deploy/build_compiled.py")
 """Inputs of every suite: how it is set up and started."""
-_TESTS: Final = ("tests/*.py", "tests/doubles")
+_TESTS: Final = ("tests/*.py", "tests/doubles", "tests/execution")
 _ROOMS: Final = ("agent", "bench", "client", "core", "operator", "proto", "runtime", "sim", "solver")
 _ROOMS_OF_A_RELEASE: Final = ("client", "core", "proto", "runtime", "solver")
 _ROOMS_OF_A_NODE: Final = ("agent", "bench", "client", "core", "proto", "runtime", "sim", "solver")

@@ -1,6 +1,6 @@
 """What control of clocks makes of a plan on simulated GPUs whose changes take time: the agent's, today's, and the best.
 
-Each cell of the grid executes the T_min plan of a pipeline of four stages in ``perseus_sim.execution``: without
+Each cell of the grid executes the T_min plan of a pipeline of four stages in ``tests.execution``: without
 latency ("ideal"), by the agent's timetable, and by the host's end marks, as clocks were once set. Times are relative to
 the mean iteration at default clocks with the same scatter; savings are shares of the ideal's. "Bound" is the share that
 no control of any plan can exceed behind the driver's lock. ``tests.bench.control_grid`` measures all cells.
@@ -15,6 +15,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from tests.execution.agent_control import AgentControl
+from tests.execution.bound import least_energy_j, least_work_j, mean_call_s
+from tests.execution.controls import DefaultClocks, Ideal
+from tests.execution.executor import Control, Executor
+from tests.execution.machine import Machine, Outcome
+from tests.execution.pipeline import Pipeline
 
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
@@ -23,16 +29,10 @@ from perseus_operator.families.training.hardware.hardware import Hardware as Ope
 from perseus_operator.nodes.gpu import ClockLatency, Transition
 from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
-from perseus_sim.execution.agent_control import AgentControl
-from perseus_sim.execution.bound import least_energy_j, least_work_j, mean_call_s
-from perseus_sim.execution.controls import DefaultClocks, Ideal
-from perseus_sim.execution.executor import Control, Executor
-from perseus_sim.execution.hosts import Framework, Hosts
-from perseus_sim.execution.machine import Machine, Outcome
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import Switches
 from perseus_sim.profiles import profile_csv
+from perseus_sim.training.hosts import Framework, Hosts
 from perseus_solver.certify import Certificate
 from perseus_solver.frontier import Planner, solve_frontier
 from perseus_solver.model.problem import Problem, build_problem

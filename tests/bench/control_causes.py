@@ -18,7 +18,7 @@ from tests.bench.control_grid import STORE, Row, stored_grid
 from tests.bench.solver import Result, figure
 
 from perseus_core.latency import SwitchLatency
-from perseus_sim.execution.hosts import Framework
+from perseus_sim.training.hosts import Framework
 from perseus_solver.rehearsal import Hardware
 
 FILE: Final = "causes.json"

@@ -30,15 +30,15 @@ from tests.bench.control import (
     reference_of,
 )
 from tests.bench.solver import Result, figure
+from tests.execution.controls import GpuMarks, HostMarks
+from tests.execution.executor import Control, Executor
+from tests.execution.machine import Machine
+from tests.execution.pipeline import Pipeline
 
 from perseus_core.latency import SwitchLatency
-from perseus_sim.execution.controls import GpuMarks, HostMarks
-from perseus_sim.execution.executor import Control, Executor
-from perseus_sim.execution.hosts import Framework, Hosts
-from perseus_sim.execution.machine import Machine
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
+from perseus_sim.training.hosts import Framework, Hosts
 
 STORE: Final = Path("out/control")
 

@@ -12,16 +12,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from tests.bench.solver import Result, problem_of
+from tests.execution.agent_control import AgentControl
+from tests.execution.controls import DefaultClocks, HostMarks, Ideal
+from tests.execution.executor import Control, Executor
+from tests.execution.machine import Machine
+from tests.execution.pipeline import Pipeline
 
 from perseus_core.latency import SwitchLatency
-from perseus_sim.execution.agent_control import AgentControl
-from perseus_sim.execution.controls import DefaultClocks, HostMarks, Ideal
-from perseus_sim.execution.executor import Control, Executor
-from perseus_sim.execution.hosts import Framework, Hosts
-from perseus_sim.execution.machine import Machine
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
+from perseus_sim.training.hosts import Framework, Hosts
 from perseus_solver.frontier import Planner
 
 PROFILE: Final = "gpt3-175b_a100-sxm"

@@ -18,12 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from tests.bench.clairvoyant import least_energy
+
 from perseus_agent.serving.law import EngineLaw, LawSettings
 from perseus_core.serving import ClockTable, EngineSample
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table
-from perseus_sim.serving.clairvoyant import least_energy
 from perseus_sim.serving.closed_loop import ClosedLoop
 from perseus_sim.serving.controllers import DynamoLlm, Fixed, GreenLlm, Law, ThrottLlem, Voltana
 from perseus_sim.serving.fleet import Controller, Run, Setting, run

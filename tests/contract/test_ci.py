@@ -33,7 +33,11 @@ ROOMS = {
 OURS = re.compile(rf"\b(?:{'|'.join(ROOMS)})(?:\.\w+)*")
 """A module of ours in a test, imported or in a command line."""
 OF_TESTS = re.compile(r"^from (tests(?:\.\w+)*) import|^from tests import (\w+)", re.MULTILINE)
-WITHOUT_SUITE = {"bench": "figures, never part of CI", "doubles": "used by the others"}
+WITHOUT_SUITE = {
+    "bench": "figures, never part of CI",
+    "doubles": "used by the others",
+    "execution": "used by the others",
+}
 
 
 def _load() -> ModuleType:
@@ -109,7 +113,8 @@ def test_every_input_exists() -> None:
 )
 def test_a_suite_names_every_room_that_its_tests_use(name: str) -> None:
     inputs = SUITES[name].inputs
-    folders = [path for path in inputs if re.fullmatch(r"tests/\w+", path) and path != "tests/doubles"]
+    named = [path for path in inputs if re.fullmatch(r"tests/\w+", path)]
+    folders = [path for path in named if Path(path).name not in WITHOUT_SUITE]
     tests = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     assert tests
     assert _rooms(tests) - set(inputs) == set()

@@ -24,7 +24,7 @@ from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.gpus.shim_gpu import STATE, describe
 
 ACCEPT = [sys.executable, "-m", "perseus_bench"]
-WORKLOAD = "--workload=perseus_sim.gpus.clocked_workload:open_workload"
+WORKLOAD = "--workload=tests.doubles.clocked_workload:open_workload"
 controls = pytest.mark.skipif(not may_write(), reason="the agent rightly refuses to set clocks without CAP_SYS_ADMIN")
 
 

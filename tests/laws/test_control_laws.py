@@ -20,9 +20,9 @@ from tests.bench.control import (
     problem_of,
     reference_of,
 )
+from tests.execution.controls import HostMarks
 
-from perseus_sim.execution.controls import HostMarks
-from perseus_sim.execution.hosts import Framework
+from perseus_sim.training.hosts import Framework
 from perseus_solver.model.result import Grain
 from perseus_solver.rehearsal import rehearse
 

@@ -24,9 +24,9 @@ from perseus_sim.demo.observer import DemoFailed, Observer, condition
 from perseus_sim.demo.report import against_text, measured_text, savings_text, share_text, write_report
 from perseus_sim.demo.results import Estimate, Measurement, PlanRun, Results
 from perseus_sim.demo.time_scale import TimeScale
-from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv
+from perseus_sim.training.hosts import Framework, Hosts
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile

@@ -20,10 +20,10 @@ from typing import Any
 
 from perseus_core.rank import RankId
 from perseus_core.units import us_from_ns, us_from_s
-from perseus_sim.execution.hosts import Hosts
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed
 from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
+from perseus_sim.training.hosts import Hosts
 from perseus_solver.model.problem import Problem
 
 

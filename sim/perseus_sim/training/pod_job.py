@@ -91,7 +91,7 @@ class Plan:
         Raises:
             ValueError, OSError: profile or schedule are refused.
         """
-        from perseus_sim.execution.hosts import Framework, Hosts
+        from perseus_sim.training.hosts import Framework, Hosts
         from perseus_sim.training.job import hosts_of, steps_of, talking_stages
         from perseus_solver.model.problem import build_problem
         from perseus_solver.model.profile import read_profile

@@ -13,6 +13,7 @@ from unittest.mock import ANY
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.doubles.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime
 
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
@@ -26,7 +27,6 @@ from perseus_bench.workload import WorkItem
 from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
-from perseus_sim.gpus.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime
 from perseus_solver.rehearsal.hardware import Hardware
 
 

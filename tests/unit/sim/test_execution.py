@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.execution.agent_control import VirtualDevice
+from tests.execution.bound import least_energy_j, least_work_j, mean_call_s
+from tests.execution.controls import DefaultClocks, GpuMarks, HostMarks, Ideal
+from tests.execution.executor import Control, Executor
+from tests.execution.machine import Machine, Outcome
+from tests.execution.pipeline import Pipeline
 
 from perseus_agent.devices.base import EventReason
-from perseus_sim.execution.agent_control import VirtualDevice
-from perseus_sim.execution.bound import least_energy_j, least_work_j, mean_call_s
-from perseus_sim.execution.controls import DefaultClocks, GpuMarks, HostMarks, Ideal
-from perseus_sim.execution.executor import Control, Executor
-from perseus_sim.execution.hosts import Framework, Hosts
-from perseus_sim.execution.machine import Machine, Outcome
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverLock, Switches
 from perseus_sim.profiles import profile_csv
+from perseus_sim.training.hosts import Framework, Hosts
 from perseus_solver.certify import deadline_bound
 from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem

@@ -14,11 +14,11 @@ from tests.waiting import eventually
 from perseus_core.rank import RankId
 from perseus_proto.channel import IterationRecord, MarkSource
 from perseus_proto.hello import Timing
-from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
 from perseus_sim.profiles import profile_csv
+from perseus_sim.training.hosts import Framework, Hosts
 from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob, hosts_of
 from perseus_sim.training.rank import JobLost
 from perseus_sim.training.stream import Event, Stream

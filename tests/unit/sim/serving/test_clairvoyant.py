@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.bench.clairvoyant import least_energy
 
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import complete_table, ladder
-from perseus_sim.serving.clairvoyant import least_energy
 from perseus_sim.serving.controllers import Fixed, Law
 from perseus_sim.serving.fleet import Setting, run
 from perseus_sim.serving.machine import Machine

@@ -1,6 +1,6 @@
 """Work items in real time at the speed of whatever clock a device reports: a workload for GPUs that cannot compute.
 
-``perseus-bench --workload perseus_sim.gpus.clocked_workload:open_workload[:MODEL]``, such as on simulated GPUs
+``perseus-bench --workload tests.doubles.clocked_workload:open_workload[:MODEL]``, such as on simulated GPUs
 behind NVML. A thread reads the clock, moves the work on by it, and says what a simulated GPU draws meanwhile.
 """
 

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from tests.execution.executor import Control, Executor
+from tests.execution.pipeline import Pipeline
+
 from perseus_agent.clocks.call_queue import CallQueue, CallTurns
 from perseus_agent.clocks.clock_readings import READ_ROOM_S
 from perseus_agent.clocks.governor import Governor, GovernorLimits
@@ -33,8 +36,6 @@ from perseus_core.rank import RankId
 from perseus_core.units import s_from_us, us_from_s
 from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
 from perseus_proto.planset import StageSchedule
-from perseus_sim.execution.executor import Control, Executor
-from perseus_sim.execution.pipeline import Pipeline
 
 READ_US: Final = 10
 """What it takes to read a clock: measured, docs/real-gpus.md."""
@@ -59,7 +60,7 @@ class FixedPlans(JobPlans):
         super().__init__()
         self._plans = plans
 
-    def follow(self, dp: int, stage: int, iteration: int) -> StagePlan | None:  # noqa: ARG002
+    def follow(self, dp: int, stage: int, iteration: int) -> StagePlan | None:
         return self._plans[stage]
 
 
@@ -368,5 +369,5 @@ class AgentControl(Control):
         if writer.rings != rings:
             self.ranks[rank].ring()
 
-    def host_step_ended(self, rank: int, iteration: int, now_s: float) -> None:  # noqa: ARG002
+    def host_step_ended(self, rank: int, iteration: int, now_s: float) -> None:
         self.ranks[rank].memory.writer.step_end_untimed()

@@ -1,4 +1,7 @@
-"""The event loop: instructions on GPUs, launches on hosts, calls to drivers, in virtual seconds.
+"""Execution of a pipeline in virtual time: ``Executor(pipeline, machine, control).run(iterations)`` gives an Outcome.
+
+It shares no code with ``perseus_solver.rehearsal``, which it judges. Instructions on GPUs, launches on hosts and
+calls to drivers are events in virtual seconds.
 
 An instruction begins when its rank is free, its inputs have arrived and its host has launched it. It goes on at the old
 clock until a new one is in effect, so one instruction may run at several clocks. Where an instruction would exceed the
@@ -16,9 +19,9 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
+from tests.execution.machine import Machine, Outcome
+from tests.execution.pipeline import Pipeline
 
-from perseus_sim.execution.machine import Machine, Outcome
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.switching import DriverLock, Switches
 
 _DONE: Final = 1e-12

@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from tests.execution.pipeline import Pipeline
 
-from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.switching import DriverModel, Switches
 from perseus_solver.certify import Bound, Certificate, deadline_bound, prove
 from perseus_solver.model.problem import Problem

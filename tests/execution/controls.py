@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from perseus_sim.execution.executor import Control
+from tests.execution.executor import Control
 
 MIN_SWITCH_INTERVAL_S: Final = 0.002
 
@@ -17,7 +17,7 @@ class DefaultClocks(Control):
 class Ideal(Control):
     """Every instruction runs at its planned clock: changes are free and exact."""
 
-    def gpu_begins(self, number: int, now_s: float) -> None:  # noqa: ARG002
+    def gpu_begins(self, number: int, now_s: float) -> None:
         pipeline = self.executor.pipeline
         self.executor.set_clock(pipeline.rank_of[number], pipeline.plan[number])
 
@@ -36,7 +36,7 @@ class HostMarks(Control):
         for rank in range(pipeline.ranks):
             self._want(rank, pipeline.plan[pipeline.offsets[rank]])
 
-    def host_ended(self, number: int, now_s: float) -> None:  # noqa: ARG002
+    def host_ended(self, number: int, now_s: float) -> None:
         pipeline = self.executor.pipeline
         self._want(pipeline.rank_of[number], pipeline.plan[self._following[number]])
 

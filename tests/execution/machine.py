@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perseus_sim.execution.hosts import Hosts
 from perseus_sim.gpus.switching import DriverModel
+from perseus_sim.training.hosts import Hosts
 
 
 @dataclass(frozen=True)
