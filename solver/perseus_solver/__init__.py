@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from perseus_solver.rehearsal.hardware import InvalidHardware
     from perseus_solver.robust import RobustPlan, Scatter, plan_robustly
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule
-    from perseus_solver.switching import Switching, reduce_clock_changes, reduce_clock_changes_of_point
+    from perseus_solver.switching import reduce_clock_changes, reduce_clock_changes_of_point
 
 __all__ = [
     "SCHEDULES",
@@ -87,7 +87,6 @@ __all__ = [
     "Simulator",
     "SolverError",
     "Status",
-    "Switching",
     "Unwritable",
     "build_problem",
     "build_schedule",
@@ -128,7 +127,7 @@ _NAMES_OF_MODULE = {
     "rehearsal.hardware": ("InvalidHardware",),
     "robust": ("RobustPlan", "Scatter", "plan_robustly"),
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
-    "switching": ("Switching", "reduce_clock_changes", "reduce_clock_changes_of_point"),
+    "switching": ("reduce_clock_changes", "reduce_clock_changes_of_point"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

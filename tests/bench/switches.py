@@ -1,6 +1,6 @@
-"""The clock changes that a bounded loss of energy avoids, and the effect of switching latency on plans that ignore it.
+"""The clock changes that a bounded loss of energy avoids.
 
-``python -m tests.bench.switches --plot F.png`` prints the tables of docs/switches.md and draws its plot.
+``python -m tests.bench.switches --plot F.png`` prints the table of docs/switches.md and draws its plot.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ from pathlib import Path
 import numpy as np
 from tests.bench.solver import PROFILES, Result, figure, problem_of, solved
 
-from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Frontier, Point
-from perseus_solver.model.simulator import Simulator
-from perseus_solver.switching import Switching, reduce_clock_changes
-from perseus_solver.switching.runs import Clocks
+from perseus_solver.model.result import Frontier
+from perseus_solver.switching import reduce_clock_changes
 
 LOSSES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
-LATENCIES_S = (0.001, 0.005, 0.01, 0.02)
 SIZES = (12, 96)
-SLOWDOWN = 1.05
 LABELS = {"gpt3-175b_a100-sxm": "GPT-3 175B, A100", "bloom-176b_a40": "Bloom 176B, A40"}
 
 
@@ -29,14 +24,6 @@ def curve(profile: str, microbatches: int) -> dict[float, Frontier]:
     """Return the frontier with fewer clock changes for every permitted loss; 0 is the original frontier."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
     return {0.0: frontier} | {loss: reduce_clock_changes(problem, frontier, loss=loss) for loss in LOSSES}
-
-
-def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
-    """Return a plan's iteration time (s) if every clock change takes the latency."""
-    clocks, simulator = Clocks(problem), Simulator(problem)
-    plan = np.searchsorted(clocks.mhz, point.frequencies_mhz)[None]
-    end = simulator.end_s(clocks.duration_s(plan), np.where(clocks.changed(plan), latency_s, 0.0))
-    return float(end.max()) + problem.overhead_s
 
 
 def saved(profile: str, microbatches: int) -> Result:
@@ -64,29 +51,6 @@ def loss_table(curves: dict[tuple[str, int], dict[float, Frontier]]) -> str:
     return "\n".join(lines)
 
 
-def latency_table() -> str:
-    """Return a table for one deadline: the plan that ignores latency, and the plan that includes it."""
-    lines = [
-        "| profile | latency | as solved: changes | takes | with latency planned for: changes | takes | energy |",
-        "|---|" + "---:|" * 6,
-    ]
-    for profile in PROFILES:
-        problem, frontier = problem_of(profile, 96), solved(profile, 96)[0]
-        deadline_s = SLOWDOWN * frontier.t_min_s
-        point = frontier[frontier.lookup(deadline_s)]
-        for latency_s in LATENCIES_S:
-            reduced = reduce_clock_changes(problem, frontier, Switching(latency_s=latency_s))
-            chosen = reduced[reduced.lookup(deadline_s)]
-            late = realised_s(problem, point, latency_s) / point.iteration_time_s - 1
-            early = chosen.iteration_time_s / point.iteration_time_s - 1
-            extra = chosen.energy_j / point.energy_j - 1
-            lines.append(
-                f"| {LABELS[profile]} | {1000 * latency_s:g} ms | {point.clock_changes} | {100 * late:+.1f} % | "
-                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * extra:+.1f} % |"
-            )
-    return "\n".join(lines)
-
-
 def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> None:
     """Plot clock changes per instruction against the permitted loss."""
     import matplotlib as mpl
@@ -108,12 +72,12 @@ def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> 
 
 
 def main() -> None:
-    """Print the tables and draw the plot."""
+    """Print the table and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", type=Path, help="file of the plot")
     options = parser.parse_args()
     curves = {(profile, m): curve(profile, m) for profile in PROFILES for m in SIZES}
-    print(loss_table(curves), latency_table(), sep="\n\n")
+    print(loss_table(curves))
     for profile in PROFILES:
         problem, frontier = problem_of(profile, 96), solved(profile, 96)[0]
         begun_s = time.process_time()

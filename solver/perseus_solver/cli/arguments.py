@@ -127,25 +127,12 @@ def add_prove(parser: argparse.ArgumentParser) -> None:
 
 
 def add_switching(parser: argparse.ArgumentParser) -> None:
-    """Add what a clock change costs and how much energy may be spent to avoid changes."""
-    group = parser.add_argument_group(
-        "clock changes", "With any of these options the plans change clocks as rarely as the permitted loss allows."
-    )
-    group.add_argument(
-        "--switch-latency-s",
-        type=not_negative,
-        metavar="S",
-        help="time that a new clock takes to settle, in seconds; waiting for other stages hides it; measure it on your "
-        "GPU model (default: 0)",
-    )
-    group.add_argument(
-        "--switch-cost-j", type=not_negative, metavar="J", help="energy of one clock change, in joules (default: 0)"
-    )
-    group.add_argument(
+    """Add how much energy may be spent to avoid clock changes."""
+    parser.add_argument(
         "--max-switch-loss",
         type=percent,
         metavar="P%",
-        help="share of the iteration energy that may be spent to avoid clock changes, such as 0.5%% (default: 0.2%%)",
+        help="change clocks as rarely as the loss of this share of the iteration energy allows, such as 0.5%%",
     )
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from perseus_solver.rehearsal import Hardware, Rehearsal
     from perseus_solver.robust import RobustPlan
     from perseus_solver.schedules import Schedule
-    from perseus_solver.switching import Switching
 
 FRONTIER_POINTS = 50
 """Plans of a frontier from which the search for plans that change clocks less often, or later, starts."""
@@ -281,34 +280,14 @@ def deploy(
     return Deployed(found[index], before, after)
 
 
-def wants_fewer_changes(options: argparse.Namespace) -> bool:
-    """Whether any argument about clock changes was given."""
-    given = (options.switch_latency_s, options.switch_cost_j, options.max_switch_loss)
-    return any(value is not None for value in given)
-
-
 def check_hardware(options: argparse.Namespace) -> None:
-    """Refuse to say twice what clock changes cost.
+    """Refuse to say twice how rarely clocks change.
 
     Raises:
-        SolverError: there are both a description of the hardware and an argument about clock changes.
+        SolverError: there are both a description of the hardware and a permitted loss.
     """
-    if options.hardware is not None and wants_fewer_changes(options):
-        raise SolverError("--hardware already says what clock changes cost; leave out the options for clock changes")
-
-
-def switching(options: argparse.Namespace) -> Switching:
-    """Return what a clock change costs, as the arguments say."""
-    from perseus_solver.switching import Switching
-
-    return Switching(cost_j=options.switch_cost_j or 0.0, latency_s=options.switch_latency_s or 0.0)
-
-
-def switch_loss(options: argparse.Namespace) -> float:
-    """Return the share of the iteration energy that may be spent to avoid clock changes."""
-    from perseus_solver.switching import DEFAULT_LOSS
-
-    return DEFAULT_LOSS if options.max_switch_loss is None else float(options.max_switch_loss)
+    if options.hardware is not None and options.max_switch_loss is not None:
+        raise SolverError("--hardware already says what clock changes cost; leave out --max-switch-loss")
 
 
 def reserve_json(options: argparse.Namespace, outputs: Outputs) -> Writer | None:

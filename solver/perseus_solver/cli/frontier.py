@@ -68,12 +68,10 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         frontier = planner.frontier(options.points, progress=progress)
         if options.hardware is not None:
             frontier, deployable = _deployable(options, planner)
-        elif common.wants_fewer_changes(options):
+        elif options.max_switch_loss is not None:
             from perseus_solver.switching import reduce_clock_changes
 
-            frontier = reduce_clock_changes(
-                problem, frontier, common.switching(options), loss=common.switch_loss(options)
-            )
+            frontier = reduce_clock_changes(problem, frontier, loss=options.max_switch_loss)
         solve_seconds = time.perf_counter() - begin
     if setup.write:
         setup.write(

@@ -90,10 +90,10 @@ def _wants_robust(options: argparse.Namespace) -> bool:
         SolverError: options contradict each other.
     """
     common.check_hardware(options)
-    if options.prove is not None and (options.hardware is not None or common.wants_fewer_changes(options)):
+    if options.prove is not None and (options.hardware is not None or options.max_switch_loss is not None):
         raise SolverError("--prove is about plans whose clocks change at once and as often as they like")
     robust = options.hardware is None and (options.confidence is not None or options.scatter is not None)
-    if robust and (options.prove is not None or common.wants_fewer_changes(options)):
+    if robust and (options.prove is not None or options.max_switch_loss is not None):
         raise SolverError("plans with --confidence know no clock changes and no --prove; leave these options out")
     if options.hardware is not None and options.scatter is not None:
         raise SolverError("--hardware already says how much instructions scatter; leave out --scatter")
@@ -129,27 +129,19 @@ def _robust(options: argparse.Namespace, setup: common.Setup, planner: Planner) 
 
 
 def _solved(options: argparse.Namespace, setup: common.Setup, planner: Planner, progress: ProgressBar) -> Point:
-    """Return the cheapest plan whose clocks change at once, or as the options for clock changes say."""
+    """Return the cheapest plan whose clocks change at once, or as rarely as the permitted loss allows."""
     problem, deadline_s = setup.problem, common.deadline_s(options, setup.baseline_time_s)
     point = planner.plan(deadline_s, progress=progress)
     if options.prove is not None:
         from perseus_solver.exact import prove
 
         point = prove(problem, point, deadline_s, seconds=options.prove)
-    if common.wants_fewer_changes(options):
-        from perseus_solver.kinds import latest_s
+    if options.max_switch_loss is not None:
         from perseus_solver.switching import reduce_clock_changes_of_point
 
         frontier = planner.frontier(common.FRONTIER_POINTS)
-        point = reduce_clock_changes_of_point(
-            problem, frontier, point, deadline_s, common.switching(options), loss=common.switch_loss(options)
-        )
-        if point.iteration_time_s > latest_s(deadline_s):
-            common.print_note(
-                options,
-                f"no plan found meets {deadline_s:.4f} s with this switch latency; "
-                f"the fastest takes {point.iteration_time_s:.4f} s",
-            )
+        loss = options.max_switch_loss
+        point = reduce_clock_changes_of_point(problem, frontier, point, deadline_s, loss=loss)
     return point
 
 

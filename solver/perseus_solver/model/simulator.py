@@ -80,10 +80,6 @@ class Simulator:
         bounds = np.concatenate([[0], np.cumsum(np.bincount(level))])
         ends = (problem.edge_from, problem.edge_to)
         self.levels = self._sweep(*ends, bounds)
-        # Rank of the preceding instruction on the same stage; n stands for none.
-        self._previous = np.full(n, n, dtype=np.intp)
-        inner = np.setdiff1d(np.arange(n), problem.stage_offset)
-        self._previous[self.rank[inner]] = self.rank[inner - 1]
         self._backward = self._sweep(*ends[::-1], bounds)[::-1]
 
     def _sweep(self, before: Ints, after: Ints, bounds: npt.NDArray[np.integer]) -> list[_Level]:
@@ -155,13 +151,11 @@ class Simulator:
         """
         return self._energy_j[self._first + choice]
 
-    def end_s(self, duration_s: Floats, pause_s: Floats | None = None) -> Floats:
+    def end_s(self, duration_s: Floats) -> Floats:
         """Return the earliest end of each instruction for given durations.
 
         Args:
             duration_s: float[n] or float[plans, n], seconds.
-            pause_s: of the same shape: seconds that the stage itself needs before each instruction starts, after the
-                one before has ended. Waiting for other stages, or in a gap, counts towards it.
 
         Returns:
             Seconds from the start of the iteration, without overhead, of the shape of ``duration_s``.
@@ -169,8 +163,7 @@ class Simulator:
         n = self.problem.instructions
         one = duration_s.ndim == 1
         columns = duration_s[self.order, None] if one else duration_s.T[self.order]
-        pause = None if pause_s is None else (self._previous, np.atleast_2d(pause_s).T[self.order])
-        ends = _longest(columns, self.levels, n, pause)[self.rank]
+        ends = _longest(columns, self.levels, n)[self.rank]
         return ends[:, 0] if one else ends.T
 
     def slack_s(self, duration_s: Floats, deadline_s: float | None = None) -> Floats:
@@ -234,13 +227,10 @@ class Simulator:
 _Level = tuple[int, int, tuple[npt.NDArray[np.intp], ...], tuple[Floats, ...] | None]
 
 
-def _longest(
-    duration_s: Floats, levels: list[_Level], n: int, pause: tuple[npt.NDArray[np.intp], Floats] | None = None
-) -> Floats:
+def _longest(duration_s: Floats, levels: list[_Level], n: int) -> Floats:
     """Return the longest path up to and including each instruction; rows in level order, a column for each plan.
 
-    Row n, always 0, stands for "no neighbour". ``pause`` is one more neighbour of each row, and the time to it in each
-    plan.
+    Row n, always 0, stands for "no neighbour".
     """
     ends = np.zeros((n + 1, duration_s.shape[1]))
     for low, high, looks, waits in levels:
@@ -252,7 +242,5 @@ def _longest(
             ready += waits[0]
             for look, wait in zip(looks[1:], waits[1:], strict=True):
                 np.maximum(ready, ends.take(look, axis=0) + wait, out=ready)
-        if pause is not None:
-            np.maximum(ready, ends.take(pause[0][low:high], axis=0) + pause[1][low:high], out=ready)
         np.add(ready, duration_s[low:high], out=ends[low:high])
     return ends[:n]

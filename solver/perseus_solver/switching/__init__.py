@@ -6,7 +6,6 @@ most buy little energy. `reduce_clock_changes` trades a bounded share of the ite
 
 from perseus_solver.switching.reduction import (
     DEFAULT_LOSS,
-    Switching,
     clock_changes,
     proven_effective_j,
     reduce_clock_changes,
@@ -15,7 +14,6 @@ from perseus_solver.switching.reduction import (
 
 __all__ = [
     "DEFAULT_LOSS",
-    "Switching",
     "clock_changes",
     "proven_effective_j",
     "reduce_clock_changes",

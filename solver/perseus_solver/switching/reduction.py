@@ -1,18 +1,18 @@
 """Count clock changes, and find plans that need fewer of them for a bounded amount of energy.
 
 A GPU stays at its clock until another is set. Iterations follow each other, so the last instruction of a stage precedes
-the first of the next iteration. Constant-time instructions (frequency 0) leave the clock as it is. A new clock is set
-when the preceding instruction has ended, so waiting hides its latency; the rest of the latency delays the instruction.
+the first of the next iteration. Constant-time instructions (frequency 0) leave the clock as it is. What a change
+takes on a GPU is the matter of ``perseus_solver.rehearsal``.
 
 The search has three steps. First, plans whose stages run long at one clock (``runs``), which end at arbitrary times.
 Second, two plans that end before and after a deadline are spliced into one that meets it (``splice``). Third, what is
-left of the permitted loss is used to smooth the result (``smoothing``). All plans are simulated with their latencies.
+left of the permitted loss is used to smooth the result (``smoothing``). All plans are simulated.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,20 +35,6 @@ _HALVINGS = 6
 """Bisection steps, on a logarithmic scale, on the price of a change in the last step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Switching:
-    """What one clock change costs on a GPU model.
-
-    Attributes:
-        cost_j: energy of the change itself, joules.
-        latency_s: time that the clock takes to settle, seconds. What waiting does not hide of it delays the next
-            instruction, at blocking power.
-    """
-
-    cost_j: float = 0.0
-    latency_s: float = 0.0
-
-
 def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
     """Count the clock changes of an iteration, summed over the stages.
 
@@ -69,25 +55,21 @@ def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
     return total
 
 
-def reduce_clock_changes(
-    problem: Problem, frontier: Frontier, switching: Switching | None = None, *, loss: float = DEFAULT_LOSS
-) -> Frontier:
+def reduce_clock_changes(problem: Problem, frontier: Frontier, *, loss: float = DEFAULT_LOSS) -> Frontier:
     """Return a frontier whose plans have far fewer clock changes.
 
     For every time of the frontier it holds the plan of fewest changes found that ends no later and takes at most
-    ``loss`` more energy than the cheapest. Times and energies include the cost of the changes. With a latency, times
-    that no plan meets are left out. Points that another point dominates are dropped.
+    ``loss`` more energy than the cheapest. Points that another point dominates are dropped.
 
     Args:
         problem: the problem that was solved.
         frontier: its solution.
-        switching: what a clock change costs; None: nothing.
         loss: share of the iteration energy that may be spent to avoid changes.
 
     Raises:
         InvalidProblem: ``loss`` or a cost is negative or not finite.
     """
-    search = _Search(problem, frontier.frequencies_mhz, switching or Switching(), loss)
+    search = _Search(problem, frontier.frequencies_mhz, loss)
     return _rebuilt(problem, frontier, search.run(frontier.time_s), frontier, loss)
 
 
@@ -96,7 +78,6 @@ def reduce_clock_changes_of_point(
     frontier: Frontier,
     point: Point,
     deadline_s: float,
-    switching: Switching | None = None,
     *,
     loss: float = DEFAULT_LOSS,
 ) -> Point:
@@ -106,19 +87,17 @@ def reduce_clock_changes_of_point(
         problem: the problem that was solved.
         frontier: its solution, whose plans are further starting points.
         point: the best plan for the deadline regardless of changes.
-        deadline_s: longest iteration time allowed, seconds.
-        switching: what a clock change costs; None: nothing.
+        deadline_s: longest iteration time allowed, seconds; the point's own time counts if that is longer.
         loss: share of the iteration energy that may be spent to avoid changes.
 
     Returns:
-        The plan of fewest changes found that meets the deadline; the fastest found if the latency lets none meet it.
+        The plan of fewest changes found that meets the deadline.
 
     Raises:
         InvalidProblem: ``loss`` or a cost is negative or not finite.
     """
     plans = np.concatenate([frontier.frequencies_mhz, point.frequencies_mhz[None]])
-    search = _Search(problem, plans, switching or Switching(), loss)
-    found = search.run(np.array([max(deadline_s, search.fastest_s)]))
+    found = _Search(problem, plans, loss).run(np.array([max(deadline_s, point.iteration_time_s)]))
     order = np.argsort(np.append(frontier.time_s, point.iteration_time_s), kind="stable")
     claims = replace(
         frontier,
@@ -150,42 +129,35 @@ def proven_effective_j(problem: Problem, claims: Frontier, time_s: Floats) -> Fl
 
 
 class _Search:
-    """Plans of one problem, simulated with the cost of their clock changes."""
+    """Plans of one problem, simulated."""
 
-    def __init__(self, problem: Problem, frequencies_mhz: Frequencies, switching: Switching, loss: float) -> None:
-        for name, value in (("loss", loss), ("cost_j", switching.cost_j), ("latency_s", switching.latency_s)):
-            if not (np.isfinite(value) and value >= 0):
-                raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
-        self._problem, self._switching, self._loss = problem, switching, loss
+    def __init__(self, problem: Problem, frequencies_mhz: Frequencies, loss: float) -> None:
+        if not (np.isfinite(loss) and loss >= 0):
+            raise InvalidProblem(f"loss must be a finite number, zero or more, not {loss}")
+        self._problem, self._loss = problem, loss
         self._simulator = Simulator(problem)
         self._clocks = Clocks(problem)
         self._plans = np.searchsorted(self._clocks.mhz, frequencies_mhz).astype(np.intp)
         self._capacity = max(_CELLS // max(problem.instructions, 1), 2)
         self._blocking_w = problem.blocking_power_w * problem.stages
-        # Where latency lets no other plan be as fast, all clocks at their maximum need no change.
+        # No plan is faster than all clocks at their maximum, which need no change.
         highest = [int(np.searchsorted(self._clocks.mhz, options.frequency_mhz[0])) for options in problem.options]
         maximum = np.array(highest, dtype=np.intp)[problem.option_of]
         self._pool = self._measured(np.concatenate([self._starting_plans(), maximum[None]]))
-        self.fastest_s = float(self._pool.time_s.min())
 
     def _measured(self, plans: Index) -> Candidates:
-        """Simulate plans with latencies, as many at a time as fit into memory."""
-        clocks, switching = self._clocks, self._switching
+        """Simulate plans, as many at a time as fit into memory."""
+        clocks = self._clocks
         parts = []
         for begin in range(0, len(plans), self._capacity):
             part = plans[begin : begin + self._capacity]
             duration = clocks.duration_s(part)
             changes = clocks.changed(part).sum(axis=1)
-            end = self._simulator.end_s(duration, self._pause_s(part))
+            end = self._simulator.end_s(duration)
             time = end.max(axis=1) + self._problem.overhead_s
-            energy = looked_up(clocks.energy_j, clocks.option_of, part).sum(axis=1) + switching.cost_j * changes
+            energy = looked_up(clocks.energy_j, clocks.option_of, part).sum(axis=1)
             parts.append(Candidates(part, end - duration, end, time, energy, changes))
         return join(parts)
-
-    def _pause_s(self, plans: Index) -> Floats | None:
-        if self._switching.latency_s == 0:
-            return None
-        return np.where(self._clocks.changed(plans), self._switching.latency_s, 0.0)
 
     def _starting_plans(self) -> Index:
         """Return the given plans, and variants with long runs at one clock.
@@ -222,7 +194,7 @@ class _Search:
         low, high = np.full(len(margin_j), -16.0), np.zeros(len(margin_j))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
-            tried = self._measured(smoother.plan(margin_j * np.exp2(middle) + self._switching.cost_j))
+            tried = self._measured(smoother.plan(margin_j * np.exp2(middle)))
             fits = deadlines.met_by(tried)
             best = best.where_fewer(tried, fits)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)

@@ -11,12 +11,7 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
-from perseus_solver.switching import (
-    Switching,
-    clock_changes,
-    reduce_clock_changes,
-    reduce_clock_changes_of_point,
-)
+from perseus_solver.switching import clock_changes, reduce_clock_changes, reduce_clock_changes_of_point
 
 pytestmark = pytest.mark.usefixtures("short_search")
 
@@ -52,10 +47,8 @@ def test_the_change_to_the_next_iteration_counts(clocks: list[list[int]], change
     assert clock_changes(plan, np.array([0, 3, 6], dtype=np.int32)).tolist() == [changes]
 
 
-def replay(problem: Problem, frequencies_mhz: np.ndarray, switching: Switching) -> tuple[float, float, int]:
-    """Time, energy and changes of a plan, instruction by instruction: each change delays what follows by its latency,
-    unless the stage waits for others anyway.
-    """
+def replay(problem: Problem, frequencies_mhz: np.ndarray) -> tuple[float, float, int]:
+    """Time, energy and changes of a plan, instruction by instruction."""
     offset = problem.stage_offset.tolist()
     stage = np.repeat(np.arange(problem.stages), np.diff(offset))
     before: dict[int, list[tuple[int, float]]] = {i: [] for i in range(problem.instructions)}
@@ -73,26 +66,19 @@ def replay(problem: Problem, frequencies_mhz: np.ndarray, switching: Switching) 
         first = i == offset[stage[i]]
         changed = frequencies_mhz[i] != frequencies_mhz[offset[stage[i] + 1] - 1 if first else i - 1]
         start = max([end[a] + delay for a, delay in before[i]], default=0.0)
-        if changed:
-            start = max(start, (0.0 if first else end[i - 1]) + switching.latency_s)
         end[i] = start + options.time_s[at]
         busy += options.time_s[at]
-        energy += options.energy_j[at] + changed * switching.cost_j
+        energy += options.energy_j[at]
         changes += int(changed)
     time_s = max(end.values()) + problem.overhead_s
     return time_s, energy + problem.blocking_power_w * (problem.stages * time_s - busy), changes
 
 
-@pytest.mark.parametrize(
-    ("switching", "loss"),
-    [(Switching(), 0.002), (Switching(), 0.01), (Switching(latency_s=0.02, cost_j=0.5), 0.002)],
-)
-def test_every_figure_of_a_reduced_plan_is_exact(
-    problem: Problem, frontier: Frontier, switching: Switching, loss: float
-) -> None:
-    reduced = reduce_clock_changes(problem, frontier, switching, loss=loss)
+@pytest.mark.parametrize("loss", [0.002, 0.01])
+def test_every_figure_of_a_reduced_plan_is_exact(problem: Problem, frontier: Frontier, loss: float) -> None:
+    reduced = reduce_clock_changes(problem, frontier, loss=loss)
     for point in reduced:
-        time_s, energy_j, changes = replay(problem, point.frequencies_mhz, switching)
+        time_s, energy_j, changes = replay(problem, point.frequencies_mhz)
         assert time_s == pytest.approx(point.iteration_time_s, rel=1e-12)
         assert energy_j == pytest.approx(point.energy_j, rel=1e-12)
         assert changes == point.clock_changes
@@ -116,24 +102,6 @@ def test_each_reduced_plan_replaces_one_that_is_no_faster_and_has_no_fewer_chang
 def test_a_small_loss_saves_most_changes(problem: Problem, frontier: Frontier) -> None:
     reduced = reduce_clock_changes(problem, frontier, loss=0.01)
     assert reduced.clock_changes.mean() < 0.6 * frontier.clock_changes.mean()
-
-
-def test_plans_account_for_switch_latency(problem: Problem, frontier: Frontier) -> None:
-    switching = Switching(latency_s=0.05)
-    deadline_s = 1.05 * frontier.t_min_s
-    point = solve_deadline(problem, deadline_s)
-    late_s, _, _ = replay(problem, point.frequencies_mhz, switching)
-    assert late_s > deadline_s
-    reduced = reduce_clock_changes_of_point(problem, frontier, point, deadline_s, switching)
-    assert replay(problem, reduced.frequencies_mhz, switching)[0] <= deadline_s
-    assert reduced.clock_changes < point.clock_changes
-
-
-def test_a_deadline_that_no_plan_meets_gets_the_fastest(problem: Problem, frontier: Frontier) -> None:
-    point = frontier[0]
-    slow = Switching(latency_s=10.0)
-    reduced = reduce_clock_changes_of_point(problem, frontier, point, 0.9 * frontier.t_min_s, slow)
-    assert frontier.t_min_s <= reduced.iteration_time_s < replay(problem, point.frequencies_mhz, slow)[0]
 
 
 def test_one_deadline_costs_no_more_than_permitted(problem: Problem, frontier: Frontier) -> None:
@@ -170,16 +138,7 @@ def test_more_loss_never_means_more_changes(problem: Problem, frontier: Frontier
     assert totals == sorted(totals, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("switching", "loss", "name"),
-    [
-        (Switching(), -0.1, "loss"),
-        (Switching(cost_j=-1.0), 0.1, "cost_j"),
-        (Switching(latency_s=np.nan), 0.1, "latency_s"),
-    ],
-)
-def test_costs_are_finite_and_not_negative(
-    problem: Problem, frontier: Frontier, switching: Switching, loss: float, name: str
-) -> None:
-    with pytest.raises(InvalidProblem, match=f"{name} must be a finite number"):
-        reduce_clock_changes(problem, frontier, switching, loss=loss)
+@pytest.mark.parametrize("loss", [-0.1, np.nan, np.inf])
+def test_a_loss_is_finite_and_not_negative(problem: Problem, frontier: Frontier, loss: float) -> None:
+    with pytest.raises(InvalidProblem, match="loss must be a finite number"):
+        reduce_clock_changes(problem, frontier, loss=loss)
