@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -57,21 +57,6 @@ class Process:
         self._serving: Serving | None = None
         self._leases: LeaseClient | None = None
         self._solvers: SolverWorkers | None = None
-
-    def export(self) -> Sequence[Callable[[], None]]:
-        """Begin to send a collector what it is to get; returns what ends that."""
-        # Imported here: without an endpoint, nothing of it is needed.
-        from perseus_operator.clients.otlp import MetricsPush, export_traces, resource_of
-
-        settings, ends = self._settings, []
-        resource = resource_of(settings.replica or socket.gethostname(), version("perseus-k8s"))
-        if "traces" in settings.otlp_signal_names:
-            ends.append(export_traces(settings.otlp_endpoint, resource))
-        if "metrics" in settings.otlp_signal_names:
-            read = self._metrics.registry.collect
-            push = MetricsPush(settings.otlp_endpoint, read, resource, every_s=settings.otlp_interval_s)
-            ends.append(push.close)
-        return ends
 
     async def start(self) -> Operator:
         """Start the operator and its servers."""
@@ -145,6 +130,15 @@ def _solver_workers(settings: Settings, credentials: Credentials) -> SolverWorke
     return SolverWorkers(settings.solver_address, files, timeout_s=settings.solve_timeout_s)
 
 
+def _export_traces(settings: Settings) -> Callable[[], None]:
+    """Begin to send a collector traces; returns what ends that."""
+    # Imported here: without an endpoint, nothing of it is needed.
+    from perseus_operator.clients.otlp import export_traces
+
+    instance = settings.replica or socket.gethostname()
+    return export_traces(settings.otlp_endpoint, instance, version("perseus-k8s"))
+
+
 async def _draw_epoch(namespace: str) -> int:
     leases = await LeaseClient.connect_to(namespace)
     try:
@@ -164,10 +158,10 @@ def main() -> None:
         logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)
         sys.exit(1)
     process = Process(settings, epoch)
-    end_exports = process.export() if settings.otlp_endpoint else ()
+    end_traces = _export_traces(settings) if settings.otlp_endpoint else None
     handlers.run(settings, start=process.start, stop=process.stop)
-    for end in end_exports:
-        end()
+    if end_traces:
+        end_traces()
 
 
 if __name__ == "__main__":

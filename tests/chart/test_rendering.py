@@ -576,7 +576,7 @@ def test_network_policies(render: Render) -> None:
     )
 
 
-def test_traces_and_metrics_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
+def test_traces_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
     assert "otlp-endpoint" not in str(render()["Deployment", "perseus-operator"])
     closed = render()["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]
@@ -686,11 +686,8 @@ def kept(job: dict[str, Any], pod: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("page", "operators"), [("install.md", ["metrics"]), ("operations.md", [])], ids=["prometheus", "opentelemetry"]
-)
-def test_the_scrape_job_of_the_documentation_finds_metrics(render: Render, page: str, operators: list[str]) -> None:
-    """An OpenTelemetry collector gets those of operators by OTLP."""
+@pytest.mark.parametrize("page", ["install.md", "operations.md"], ids=["prometheus", "opentelemetry"])
+def test_the_scrape_job_of_the_documentation_finds_metrics(render: Render, page: str) -> None:
     text = (CHART.parents[1] / "docs" / page).read_text()
     [block] = re.findall(r"^```yaml\n((?:- job_name|receivers):.*?)^```$", text, re.MULTILINE | re.DOTALL)
     read = yaml.safe_load(block)
@@ -698,7 +695,7 @@ def test_the_scrape_job_of_the_documentation_finds_metrics(render: Render, page:
     objects = render()
     assert job["kubernetes_sd_configs"][0]["namespaces"]["names"] == ["perseus-system"]
     assert kept(job, objects[AGENT]["spec"]["template"]) == ["metrics"]
-    assert kept(job, objects[OPERATOR]["spec"]["template"]) == operators
+    assert kept(job, objects[OPERATOR]["spec"]["template"]) == ["metrics"]
 
 
 def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path: Path) -> None:

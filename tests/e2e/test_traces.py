@@ -1,4 +1,4 @@
-"""What a collector gets by OTLP from a running operator: a trace from each edit to the plan in force, and metrics."""
+"""What a collector gets by OTLP from a running operator: a trace from each edit to the plan in force."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from kubernetes import client
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_messages
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_services
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
 from tests.e2e.conftest import absent, train_two_stages
@@ -28,18 +26,6 @@ JOBS = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class MetricsReceiver(metrics_services.MetricsServiceServicer):  # type: ignore[misc]
-    """The part of a collector that takes metrics."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def Export(self, request: Any, context: Any) -> Any:
-        for resource in request.resource_metrics:
-            self.names |= {metric.name for scope in resource.scope_metrics for metric in scope.metrics}
-        return metrics_messages.ExportMetricsServiceResponse()
-
-
 class Collector(services.TraceServiceServicer):  # type: ignore[misc]
     """What an OpenTelemetry collector does: it takes spans by OTLP."""
 
@@ -48,8 +34,6 @@ class Collector(services.TraceServiceServicer):  # type: ignore[misc]
         self._spans: list[Any] = []
         self._server = grpc.server(ThreadPoolExecutor(2))
         services.add_TraceServiceServicer_to_server(self, self._server)
-        self.metrics = MetricsReceiver()
-        metrics_services.add_MetricsServiceServicer_to_server(self.metrics, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
 
@@ -88,8 +72,8 @@ def test_a_trace_leads_from_the_edit_to_the_plan_in_force(cluster: SimulatedClus
     custom = client.CustomObjectsApi(cluster.api)
     cluster.apply(CRDS)
     eventually(lambda: not absent(lambda: custom.list_namespaced_custom_object(*JOBS)), "PerseusJob is not served")
-    flags = "--otlp-endpoint", f"http://127.0.0.1:{collector.port}", "--otlp-interval-s", "1"
-    cluster.start_operator(*flags, "--status-interval-s", "0.2")
+    flags = "--otlp-endpoint", f"http://127.0.0.1:{collector.port}", "--status-interval-s", "0.2"
+    cluster.start_operator(*flags)
     spec = train_two_stages(cluster)
     metadata = {"name": "gpt3", "annotations": {keys.ANNOTATION_TRACE: f"00-{TRACE}-{PARENT}-01"}}
     job = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.KIND, "metadata": metadata}
@@ -131,9 +115,6 @@ def test_a_trace_leads_from_the_edit_to_the_plan_in_force(cluster: SimulatedClus
     assert not spans["edit"][0].parent_span_id
     assert "select" in spans
     assert "acquire" not in spans, "the lease was there"
-
-    wanted = {"perseus_job_ready", "perseus_operator_reconcile_seconds", "perseus_operator_solves_total"}
-    eventually(lambda: wanted <= collector.metrics.names, "metrics have not come")
 
     # A collector that has gone takes no plan with it.
     collector.close()

@@ -169,15 +169,8 @@ class Settings(BaseSettings):
     peer_name: str = setting("perseus-operator", "Name that the certificate of every replica must carry.")
     otlp_endpoint: str = setting(
         "",
-        "http:// or https:// address of an OpenTelemetry collector that takes OTLP over gRPC. Empty: nothing is sent.",
-    )
-    otlp_signals: str = setting(
-        "traces,metrics",
-        "What the collector gets, separated by commas. traces: one of each edit of a PerseusJob, from the edit until"
-        " its plan is in force. metrics: all series of /metrics.",
-    )
-    otlp_interval_s: float = setting(
-        60.0, "Seconds between two pushes of metrics; a minute is OpenTelemetry's own default.", minimum=0.1
+        "http:// or https:// address of an OpenTelemetry collector that takes OTLP over gRPC: it gets a trace of each"
+        " edit of a PerseusJob, from the edit until its plan is in force. Empty: nothing is sent.",
     )
     ready_file: str = setting(
         "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
@@ -206,8 +199,6 @@ class Settings(BaseSettings):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
         if self.otlp_endpoint and not re.fullmatch(r"https?://[^/]+:[0-9]{1,5}", self.otlp_endpoint):
             raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
-        if not self.otlp_signal_names or self.otlp_signal_names - {"traces", "metrics"}:
-            raise InvalidSetting("--otlp-signals: must be traces, metrics or both, separated by commas")
         if self.webhook_address and not (self.webhook_cert and self.webhook_key):
             raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
         if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:
@@ -219,11 +210,6 @@ class Settings(BaseSettings):
     def namespace_list(self) -> tuple[str, ...]:
         """The namespaces to serve; empty: all."""
         return names_of(self.namespaces)
-
-    @property
-    def otlp_signal_names(self) -> frozenset[str]:
-        """The names in ``otlp_signals``."""
-        return frozenset(names_of(self.otlp_signals))
 
     @property
     def rpc_allowed_sans(self) -> frozenset[str]:
