@@ -25,7 +25,6 @@ h3 {{ font-size: 13px; font-weight: 600; margin: 8px 10px; }}
 p {{ margin: 6px 10px; line-height: 1.5; }} .none {{ color: #8a919c; text-align: center; margin-top: 26px; }}
 table {{ width: 100%; border-collapse: collapse; }} th {{ text-align: left; color: #3274d9; font-weight: 600; }}
 th, td {{ padding: 6px 10px; border-bottom: 1px solid #eceef0; }}
-svg text {{ font-size: 11px; fill: #5a6270; }} .grid {{ stroke: #e7e9ec; fill: none; }}
 """
 
 

@@ -1,4 +1,4 @@
-"""Numbers as Grafana writes them, by the unit of their panel, and the ticks of an axis."""
+"""Numbers as Grafana writes them, by the unit of their panel."""
 
 from __future__ import annotations
 
@@ -40,18 +40,6 @@ def texts_of(values: Sequence[float], unit: str) -> list[str]:
         if len({*found}) == len(found):
             break
     return found
-
-
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round numbers from at most ``low`` to at least ``high``, about ``wanted`` of them."""
-    if high <= low:
-        margin = abs(low) / 2 or 1.0
-        low, high = low - margin if low else 0.0, high + margin
-    raw = (high - low) / (wanted - 1)
-    magnitude: float = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
 
 
 def _seconds(value: float, digits: int) -> str:
