@@ -11,22 +11,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Final
 
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
-from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
+from perseus_agent.node.processes import Session, Sessions, choose_gpu, follower_of, own_part
 from perseus_core.instruction import Instruction
-from perseus_proto.hello import Reason, Timing
+from perseus_proto.hello import Reason
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class Node:
         self._hub = hub
         self._lock = threading.RLock()
         self._lease_clocks = LeaseClocks(self.workers, self.leases, kubelet, self._lock)
-        self._sessions: set[Session] = set()
+        self._sessions = Sessions()
         self.refusals = 0
         """Processes that were refused or disconnected."""
         self._draining = threading.Event()
@@ -102,7 +101,7 @@ class Node:
         wait([left for uuid, left in stopped.items() if not self.workers[uuid].stuck], timeout_s)
         self._hub.close()
         with self._lock:
-            for session in list(self._sessions):
+            for session in self._sessions:
                 session.dismiss()
         return [uuid for uuid, future in stopped.items() if not _succeeded(future)]
 
@@ -152,7 +151,7 @@ class Node:
             for other in ended:
                 self._end(other, "the lease of another job names the pod")
             self._lease_clocks.leased(lease)
-            for session in self._bound(lease.job_uid):
+            for session in self._sessions.bound(lease.job_uid):
                 if session.pod_uid not in lease.pods:
                     self._unbind(session, "the pod left the job's lease")
             self._unbound.set()
@@ -189,7 +188,7 @@ class Node:
             self._check_serving()
             lease = self.leases.held(job_uid, epoch)
             furthest: dict[int, int | None] = {}
-            for session in self._bound(job_uid):
+            for session in self._sessions.bound(job_uid):
                 if session.iteration is not None:
                     dp = session.hello.dp
                     furthest[dp] = max(furthest.get(dp) or 0, session.iteration)
@@ -203,7 +202,7 @@ class Node:
         with self._lock:
             self._check_serving()
             watcher = self._hub.watch(job_uid)
-            for session in self._bound(job_uid):
+            for session in self._sessions.bound(job_uid):
                 watcher.put(RankChange(session.rank, True, session.iteration or 0))
             return watcher
 
@@ -238,9 +237,6 @@ class Node:
         with self._lock:
             if self.draining:
                 raise PeerRefused("the agent is stopping", Reason.DRAINING)
-            of_pod = sum(other.pod_uid == session.pod_uid for other in self._sessions)
-            if len(self._sessions) >= MAX_SESSIONS or of_pod >= MAX_SESSIONS_OF_POD:
-                raise PeerRefused("too many processes are connected", Reason.BUSY)
             self._sessions.add(session)
         try:
             self._try_bind(session)
@@ -283,21 +279,18 @@ class Node:
         if unknown:
             raise InvalidRequest(f"{name}: no GPU of this node supports {min(unknown)} MHz")
 
-    def _bound(self, job_uid: str) -> Iterator[Session]:
-        return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
-
     def _selected(self, job_uid: str) -> None:
-        for session in self._bound(job_uid):
+        for session in self._sessions.bound(job_uid):
             if session.worker is not None:
                 session.worker.selection_changed()
 
     def _view(self, lease: JobLease) -> LeaseView:
-        ranks = len(list(self._bound(lease.job_uid)))
+        ranks = len(self._sessions.bound(lease.job_uid))
         return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease))
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
         pending = self._lease_clocks.ended(lease.job_uid, reason)
-        for session in self._bound(lease.job_uid):
+        for session in self._sessions.bound(lease.job_uid):
             worker = session.worker
             left = self._unbind(session, reason)
             if worker is not None and left is not None:
@@ -352,34 +345,17 @@ class Node:
             if gone or session.follower is not None or lease is None or lease.pods[session.pod_uid] != pod:
                 return  # the state has changed since: the next event decides
             worker = self.workers[gpu_uuid]
-            for other in self._sessions:
-                if other.worker is worker and other is not session:
-                    if other.key != session.key:
-                        raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
-                    self._unbind(other, "the process was replaced")
-                    other.dismiss()
+            for other in self._sessions.driving(worker, but=session):
+                if other.key != session.key:
+                    raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
+                self._unbind(other, "the process was replaced")
+                other.dismiss()
             hello = session.hello
-            if not any(other.hello.dp == hello.dp for other in self._bound(lease.job_uid)):
+            if not any(other.hello.dp == hello.dp for other in self._sessions.bound(lease.job_uid)):
                 lease.plans.rebase(hello.dp, lease.furthest.pop(hello.dp, None))
-            rank = RankProcess(
-                job_uid=lease.job_uid,
-                pod_uid=session.pod_uid,
-                gpu_uuid=gpu_uuid,
-                rank_id=hello.rank,
-                pid=session.peer.pid,
-            )
-            machine_clock = hello.timing is not Timing.FOREIGN
-            session.follower = RankFollower(
-                rank,
-                hello.schedule,
-                session.channel,
-                lease.plans,
-                machine_clock=machine_clock,
-                own_time=hello.own_time,
-            )
-            session.worker = worker
+            session.follower, session.worker = follower_of(session, lease, gpu_uuid), worker
             worker.attach(session.follower)
-            self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
+            self._hub.publish(lease.job_uid, RankChange(session.rank, True, session.follower.iteration or 0))
 
     def _bind(self) -> None:
         """The binder's thread: bind processes that wait for a lease or for the kubelet, and hold the clocks of

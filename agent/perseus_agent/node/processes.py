@@ -7,7 +7,7 @@ The process only chooses among these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -16,12 +16,12 @@ from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.errors import PeerRefused, PeerUnknown
-from perseus_agent.node.leases import PodName
+from perseus_agent.node.leases import JobLease, PodName
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader
-from perseus_proto.hello import Hello, Reason
+from perseus_proto.hello import Hello, Reason, Timing
 
 MAX_SESSIONS: Final = 256
 MAX_SESSIONS_OF_POD: Final = 64
@@ -70,6 +70,62 @@ class Session:
     def key(self) -> tuple[str, RankId]:
         """Pod and rank: a later process with the same key replaces this one."""
         return self.pod_uid, self.hello.rank
+
+
+class Sessions:
+    """The sessions of one node, guarded by its lock."""
+
+    def __init__(self) -> None:
+        self._all: set[Session] = set()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._all))
+
+    def __contains__(self, session: Session) -> bool:
+        return session in self._all
+
+    def add(self, session: Session) -> None:
+        """Take in a process after its hello.
+
+        Raises:
+            PeerRefused: there are too many, of its pod or of all.
+        """
+        of_pod = sum(other.pod_uid == session.pod_uid for other in self._all)
+        if len(self._all) >= MAX_SESSIONS or of_pod >= MAX_SESSIONS_OF_POD:
+            raise PeerRefused("too many processes are connected", Reason.BUSY)
+        self._all.add(session)
+
+    def discard(self, session: Session) -> None:
+        """It has gone, or is refused."""
+        self._all.discard(session)
+
+    def bound(self, job_uid: str) -> list[Session]:
+        """Those that are ranks of a job."""
+        return [one for one in self._all if one.follower is not None and one.follower.job_uid == job_uid]
+
+    def driving(self, worker: GpuWorker, *, but: Session) -> list[Session]:
+        """Others than one that drive a GPU."""
+        return [one for one in self._all if one.worker is worker and one is not but]
+
+
+def follower_of(session: Session, lease: JobLease, gpu_uuid: str) -> RankFollower:
+    """Make a rank of a session that is to drive a GPU for a lease's job."""
+    hello = session.hello
+    rank = RankProcess(
+        job_uid=lease.job_uid,
+        pod_uid=session.pod_uid,
+        gpu_uuid=gpu_uuid,
+        rank_id=hello.rank,
+        pid=session.peer.pid,
+    )
+    return RankFollower(
+        rank,
+        hello.schedule,
+        session.channel,
+        lease.plans,
+        machine_clock=hello.timing is not Timing.FOREIGN,
+        own_time=hello.own_time,
+    )
 
 
 def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -> Allocation | None:
