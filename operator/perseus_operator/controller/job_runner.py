@@ -137,6 +137,7 @@ class JobRunner:
         kind = next(kind for kind in self._kinds if kind.serves(spec))
         if kind is not self._kind:
             self._kind, self.family = kind, self._made(kind)
+            self.family.restored(self._status.stored)
 
     def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from tests.waiting import eventually
 from perseus_core import keys
 from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import Mode
+from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.clients.agents.messages import LeaseInfo, NodeInfo
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
@@ -34,7 +34,8 @@ from perseus_operator.controller.node_session import NodeSession
 from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
-from perseus_operator.jobs.family import Surroundings
+from perseus_operator.families.registry import Kind
+from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.pace import Pace
 from perseus_operator.jobs.services import BACKOFF_S
@@ -82,6 +83,28 @@ async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may
     assert runner.observe(body)
     assert runner.job.spec is not None
     assert runner.job.spec.mode is Mode.RECOMMEND
+
+
+@pytest.mark.parametrize("mode", ["Recommend", "Enforce"])
+async def test_a_job_that_is_taken_over_is_restored_by_the_family_of_its_spec(mode: str) -> None:
+    class Recorder(Family):
+        def __init__(self, around: Surroundings) -> None:
+            self.job, self.found = around.job, list[Any]()
+
+        def restored(self, status: Mapping[str, Any]) -> None:
+            self.found.append(status)
+
+        def spec_accepted(self, spec: JobSpec) -> None:
+            assert self.found, "a spec may depend on what is restored"
+            self.job.spec_accepted(spec, spec)
+
+    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0, looks_pace=Pace(100.0), limits=LIMITS)
+    kinds = [Kind(lambda spec: spec.mode is Mode.RECOMMEND, Recorder), Kind(lambda _: True, Recorder)]
+    runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services), kinds)
+    status = {"observedGeneration": 1}
+    metadata = {"generation": 1, "resourceVersion": "1"}
+    runner.observe({"metadata": metadata, "spec": {"mode": mode}, "status": status})
+    assert cast(Recorder, runner.family).found == [status]
 
 
 async def test_one_job_reconciles_in_a_turn_of_the_event_loop_and_namespaces_take_turns(
