@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -20,6 +20,7 @@ from perseus_operator.clients.solvers import SolverWorkers
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
 from perseus_operator.errors import KubeError
+from perseus_operator.families.registry import FAMILIES, Kind
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.services import Services
 from perseus_operator.jobs.tracing import log_fields
@@ -49,8 +50,9 @@ def job_field(record: logging.LogRecord) -> dict[str, str]:
 class Process:
     """Everything that lives as long as the process: created when kopf starts, closed when it stops."""
 
-    def __init__(self, settings: Settings, epoch: int) -> None:
+    def __init__(self, settings: Settings, epoch: int, kinds: Sequence[Kind]) -> None:
         self._settings = settings
+        self._kinds = kinds
         self._epoch = epoch
         self._metrics = Metrics()
         self._operator: Operator | None = None
@@ -98,7 +100,7 @@ class Process:
         serving = self._serving = Serving(settings, credentials, kube)
         notes = Notes(await serving.announce(), ",".join(sorted(settings.namespace_list)))
         replica = Replica(leases, identity, epoch, notes)
-        operator = self._operator = Operator(settings, kube, services, replica)
+        operator = self._operator = Operator(settings, kube, services, replica, self._kinds)
         await operator.start()
         await serving.serve(operator, self._metrics)
         addresses = serving.addresses
@@ -147,8 +149,12 @@ async def _draw_epoch(namespace: str) -> int:
         await leases.close()
 
 
-def main() -> None:
-    """Run the operator; the entry point of ``perseus-operator``."""
+def main(kinds: Sequence[Kind] = FAMILIES) -> None:
+    """Run the operator; the entry point of ``perseus-operator``.
+
+    Args:
+        kinds: the families that it serves; see ``FAMILIES``.
+    """
     settings = parse_or_exit(Settings, sys.argv[1:], os.environ)
     log_to_stderr(settings.log_level, settings.log_format, job_field)
     try:
@@ -157,7 +163,7 @@ def main() -> None:
         # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
         logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)
         sys.exit(1)
-    process = Process(settings, epoch)
+    process = Process(settings, epoch, kinds)
     end_traces = _export_traces(settings) if settings.otlp_endpoint else None
     handlers.run(settings, start=process.start, stop=process.stop)
     if end_traces:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
+from perseus_operator.families.registry import FAMILIES, Kind
 from perseus_operator.jobs.services import Services
 from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.replicas.shard import shard_of
@@ -58,8 +59,16 @@ _UNOBSERVED_S: Final = 5.0
 class Operator:
     """Routes what is observed to the runners."""
 
-    def __init__(self, settings: Settings, kube: KubeClient, services: Services, replica: Replica) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kube: KubeClient,
+        services: Services,
+        replica: Replica,
+        kinds: Sequence[Kind] = FAMILIES,
+    ) -> None:
         self._settings = settings
+        self._kinds = kinds
         self._kube = kube
         self.classes = EnergyClasses(kube, grace_s=_UNOBSERVED_S)
         self._services = services
@@ -159,7 +168,8 @@ class Operator:
         body = self._jobs.body(uid)
         runner = self._runners.get(uid)
         if runner is None:
-            runner = self._runners[uid] = JobRunner(_ref(body), replace(self._services, grants=self.classes))
+            services = replace(self._services, grants=self.classes)
+            runner = self._runners[uid] = JobRunner(_ref(body), services, self._kinds)
             runner.start()
         if runner.observe(body):
             self.budgets.grant_share(runner)

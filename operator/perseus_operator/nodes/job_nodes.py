@@ -105,6 +105,11 @@ class JobNodes(Mapping[str, Node]):
         """Whether all GPUs run at their default clocks while no plan wants another."""
         return all(node.rests_at_default for node in self._nodes.values())
 
+    def locked_at(self, mhz: int) -> tuple[int, int]:
+        """How many GPUs of leases with a clock are locked at this one, and how many the agents know of."""
+        gpus = [gpu for node in self.occupied if node.clock for gpu in node.clock.gpus if gpu.uuid]
+        return sum(gpu.applied_mhz == mhz for gpu in gpus), len(gpus)
+
     @property
     def plan_since(self) -> int:
         """First iteration that runs the points selected last."""

@@ -155,14 +155,19 @@ class SimulatedCluster:
             place = {"namespace": document["metadata"].get("namespace", namespace)} if resource.namespaced else {}
             resource.server_side_apply(document, field_manager="perseus-sim", force_conflicts=True, **place)
 
-    def start_operator(self, *arguments: str) -> Child:
-        """Start the operator; again after ``stop_operator``, as one that was restarted."""
+    def start_operator(self, *arguments: str, program: Sequence[str] = ("-m", "perseus_operator")) -> Child:
+        """Start the operator; again after ``stop_operator``, as one that was restarted.
+
+        Args:
+            arguments: further flags.
+            program: what Python runs.
+        """
         ready = self.folder / "operator.ready"
         ready.unlink(missing_ok=True)
         self.operator = self.processes.start(
             "operator",
             [
-                *(sys.executable, "-m", "perseus_operator", *self._tls_flags("perseus-operator")),
+                *(sys.executable, *program, *self._tls_flags("perseus-operator")),
                 *("--agent-namespace", SYSTEM_NAMESPACE, "--agent-poll-s", "0.5"),
                 *("--metrics-address", "127.0.0.1:0", "--web-address", "127.0.0.1:0", "--ready-file", str(ready)),
                 *arguments,

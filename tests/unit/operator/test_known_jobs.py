@@ -87,7 +87,7 @@ def test_a_namespace_takes_nothing_from_another() -> None:
 
 
 class Runner:
-    def __init__(self, ref: Any, services: Any) -> None:
+    def __init__(self, ref: Any, services: Any, kinds: Any) -> None:
         self.ref, self.did, self.labels = ref, list[str](), dict[str, str]()
 
     def start(self) -> None: ...

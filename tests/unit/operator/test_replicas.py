@@ -17,7 +17,7 @@ from perseus_operator.replicas.shard import SHARDS, shard_of
 class Runner:
     """What a JobRunner is asked to do."""
 
-    def __init__(self, ref: Any, services: Any) -> None:
+    def __init__(self, ref: Any, services: Any, kinds: Any) -> None:
         self.ref, self.did = ref, list[str]()
         self.labels: Mapping[str, str] = {}
 

@@ -11,9 +11,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault, no_clocks
 from perseus_operator.nodes.actions import Intent
-from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.lease_clock import RestingClock
-from perseus_operator.nodes.node import Node
 
 
 def clock_intent(job: Job, spec: JobSpec) -> Intent:
@@ -24,19 +22,9 @@ def clock_intent(job: Job, spec: JobSpec) -> Intent:
     return Intent(None, {}, drive=True, waiting=_pending(job, mhz), resting=RestingClock(mhz))
 
 
-def gpus_at_clock(nodes: JobNodes, mhz: int) -> tuple[int, int]:
-    """How many GPUs are locked at a clock, and how many the agents know of."""
-    gpus = [gpu for node in _occupied(nodes) if node.clock for gpu in node.clock.gpus if gpu.uuid]
-    return sum(gpu.applied_mhz == mhz for gpu in gpus), len(gpus)
-
-
-def _occupied(nodes: JobNodes) -> list[Node]:
-    return sorted(nodes.occupied, key=lambda node: node.name)
-
-
 def _pending(job: Job, mhz: int) -> Explanation | None:
     """Why not all GPUs run at the clock; None: they do."""
-    nodes = _occupied(job.nodes)
+    nodes = sorted(job.nodes.occupied, key=lambda node: node.name)
     if not nodes:
         return absence(job)
     if fault := first_node_fault(job.nodes):
@@ -50,7 +38,7 @@ def _pending(job: Job, mhz: int) -> Explanation | None:
                 of = next((pod.name for pod in node.pods if pod.uid == gpu.pod_uid), gpu.pod_uid)
                 which = f"{gpu.uuid} of pod {of}" if gpu.uuid else f"The GPUs of pod {of}"
                 return Explanation(Reason.GPU_NOT_CONTROLLABLE, f"{which} on node {node.name}: {gpu.fault}")
-    locked, known = gpus_at_clock(job.nodes, mhz)
+    locked, known = job.nodes.locked_at(mhz)
     if all(node.at_clock(mhz) for node in nodes):
         return None if known else Explanation(Reason.WAITING_FOR_AGENTS, "The pods of the job have no GPU.")
     return Explanation(Reason.APPLYING, f"{locked} of {known} known GPUs are locked at {mhz} MHz.")

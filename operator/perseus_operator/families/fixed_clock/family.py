@@ -14,7 +14,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.api.status import ClockStatus, StatusFigures
 from perseus_operator.budgets.draw import share_to_status
 from perseus_operator.budgets.member import Member, held_limits_w
-from perseus_operator.families.fixed_clock.clock import clock_intent, gpus_at_clock
+from perseus_operator.families.fixed_clock.clock import clock_intent
 from perseus_operator.jobs.conditions import agents_ready, all_conditions
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings
@@ -67,7 +67,7 @@ class FixedClockFamily(Family):
         """See ``Family``."""
         job, spec = self._job, self._spec
         mhz = spec.objective.clock_megahertz or 0
-        locked, gpus = gpus_at_clock(job.nodes, mhz)
+        locked, gpus = job.nodes.locked_at(mhz)
         summary = "All GPUs run at the clock that was asked for." if spec.mode.sets_clocks else "No clock is to be set."
         return JobReport(
             conditions=all_conditions(job, [agents_ready(job), _clock_applied(job, decision, mhz)], None, summary),
@@ -82,6 +82,6 @@ def _clock_applied(job: Job, decision: Decision, mhz: int) -> Condition:
     kind, waiting = ConditionType.PLAN_APPLIED, decision.intent.waiting if decision.intent else None
     if waiting is not None:
         return Condition(kind, False, waiting.reason, waiting.message)
-    locked, _ = gpus_at_clock(job.nodes, mhz)
+    locked, _ = job.nodes.locked_at(mhz)
     message = f"{counted(locked, 'GPU')} locked at {mhz} MHz. Iterations are not measured: no slowdown is promised."
     return Condition(kind, True, Reason.CLOCK_IN_FORCE, message)
