@@ -26,9 +26,9 @@ from perseus_operator.budgets.budget import decision_from_status
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.messages import event_of, is_valid, rank_of, schedule_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.bound.guard import guard_from_status
-from perseus_operator.families.training.hardware.hardware import hardware_from_status
-from perseus_operator.families.training.stragglers.annotation import parse_annotation
+from perseus_operator.families.training.features.bound.guard import guard_from_status
+from perseus_operator.families.training.features.hardware.hardware import hardware_from_status
+from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_proto.hello import (
     HEAD_BYTES,
     MAX_INSTRUCTIONS,

@@ -24,8 +24,8 @@ from tests.execution.pipeline import Pipeline
 
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
-from perseus_operator.families.training.hardware.hardware import Basis, next_hardware
-from perseus_operator.families.training.hardware.hardware import Hardware as OperatorHardware
+from perseus_operator.families.training.features.hardware.hardware import Basis, next_hardware
+from perseus_operator.families.training.features.hardware.hardware import Hardware as OperatorHardware
 from perseus_operator.nodes.gpu import ClockLatency, Transition
 from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE

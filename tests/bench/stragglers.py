@@ -16,7 +16,7 @@ from typing import Any
 
 from perseus_operator.api.job import Straggler
 from perseus_operator.api.schema import parse
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.nodes.iterations import JobIteration
 
 PLANNED_US = 1_000_000

@@ -20,14 +20,14 @@ STATE = {
     "nodes/node.py": "Node",
     "nodes/plans.py": "NodePlans",
     "jobs/job.py": "Job",
-    "families/training/frontier/solve_progress.py": "SolveProgress",
-    "families/training/stragglers/progress.py": "StragglerProgress",
-    "families/training/frontier/input_progress.py": "InputProgress",
-    "families/training/frontier/calibration_progress.py": "CalibrationProgress",
+    "families/training/features/frontier/solve_progress.py": "SolveProgress",
+    "families/training/features/stragglers/progress.py": "StragglerProgress",
+    "families/training/features/frontier/input_progress.py": "InputProgress",
+    "families/training/features/frontier/calibration_progress.py": "CalibrationProgress",
     "jobs/lifecycle.py": "JobEnd",
-    "families/training/hardware/progress.py": "HardwareProgress",
-    "families/training/profile/progress.py": "ProfilingProgress",
-    "families/training/profile/observation.py": "Observation",
+    "families/training/features/hardware/progress.py": "HardwareProgress",
+    "families/training/features/profile/progress.py": "ProfilingProgress",
+    "families/training/features/profile/observation.py": "Observation",
 }
 OTHERS = {
     # Values of their own that happen to have a field of the same name: a budget, a node's metrics.

@@ -16,9 +16,9 @@ from typing import Any
 
 from tests.unit.operator.conftest import Job
 
-from perseus_operator.families.training.bound.guard import Hold
-from perseus_operator.families.training.frontier.inputs import inputs_digest
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.bound.guard import Hold
+from perseus_operator.families.training.features.frontier.inputs import inputs_digest
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest

@@ -24,7 +24,7 @@ from tests.waiting import eventually
 from perseus_client.framework import csv_of, one_f_one_b_row
 from perseus_core import keys
 from perseus_core.gpus import BACKWARD_RATIO
-from perseus_operator.families.training.profile.sweep import Sweep, from_json
+from perseus_operator.families.training.features.profile.sweep import Sweep, from_json
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv, stage_weights

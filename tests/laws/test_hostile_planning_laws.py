@@ -16,7 +16,7 @@ from perseus_core.gpus import curves_of
 from perseus_operator.api.job import Straggler, StragglerMode
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.families.training.bound.guard import (
+from perseus_operator.families.training.features.bound.guard import (
     Bound,
     Guard,
     baseline_wanted,
@@ -25,9 +25,16 @@ from perseus_operator.families.training.bound.guard import (
     least_excess,
     scatter_of,
 )
-from perseus_operator.families.training.profile.estimate import distance, estimate
-from perseus_operator.families.training.profile.sweep import Recipe, Sweep, blocking_power, csv_of, from_json, to_json
-from perseus_operator.families.training.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.families.training.features.profile.estimate import distance, estimate
+from perseus_operator.families.training.features.profile.sweep import (
+    Recipe,
+    Sweep,
+    blocking_power,
+    csv_of,
+    from_json,
+    to_json,
+)
+from perseus_operator.families.training.features.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.families.training.work.profiler import check_profile
 from perseus_operator.nodes.evidence import Evidence

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import is_valid_report
-from perseus_operator.families.training.profile.drift import Drift
+from perseus_operator.families.training.features.profile.drift import Drift
 from perseus_operator.nodes.gpu import MAX_LATENCY_US
 from perseus_operator.nodes.iterations import History, Report
 from perseus_operator.nodes.latencies import clock_times, measured_latency

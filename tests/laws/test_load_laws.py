@@ -9,7 +9,7 @@ import pytest
 from tests.doubles.steps_job import Load, StepsJob
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.families.training.bound.guard import Hold
+from perseus_operator.families.training.features.bound.guard import Hold
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_solver.stragglers import PaceNoise
 

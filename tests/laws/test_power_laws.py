@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp
 
 from perseus_operator.budgets.allocation import MIN_GAIN, Allocation, Claim, Share, allocate, steady
-from perseus_operator.families.training.frontier.objective import Infeasible, Target
-from perseus_operator.families.training.power.plans import claim, power_w, within_share
+from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
+from perseus_operator.families.training.features.power.plans import claim, power_w, within_share
 from perseus_operator.solving.view import FrontierView
 
 EXACT = 1e-9

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.doubles.kept import kept
 
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
-from perseus_operator.families.training.hardware.progress import HardwareProgress
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.hardware.progress import HardwareProgress
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.jobs.job import Job as PerseusJob

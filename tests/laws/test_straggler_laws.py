@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.bench.stragglers import ITERATIONS, STAGES, make_run, measure
 
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 
 RUNS = 8
 

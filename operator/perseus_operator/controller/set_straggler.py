@@ -13,7 +13,11 @@ from typing import Any, Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.errors import InvalidSpec, KubeConflict, StaleEpoch, UnknownJob
-from perseus_operator.families.training.stragglers.annotation import Declaration, declare, duration_of_iterations_s
+from perseus_operator.families.training.features.stragglers.annotation import (
+    Declaration,
+    declare,
+    duration_of_iterations_s,
+)
 from perseus_operator.jobs.job import Job
 from perseus_operator.objects.values import JobRef
 

@@ -27,7 +27,7 @@ from perseus_operator.errors import (
     KubeNotFound,
     KubeUnavailable,
 )
-from perseus_operator.families.training.stragglers.annotation import (
+from perseus_operator.families.training.features.stragglers.annotation import (
     Declaration,
     declare,
     duration_of_iterations_s,

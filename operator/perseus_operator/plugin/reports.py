@@ -17,7 +17,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
-from perseus_operator.families.training.power.plans import replicas_of
+from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.objects.formatting import megahertz, milliseconds, percent, seconds
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.job import PlannedJob

@@ -29,7 +29,7 @@ _CHUNK: Final = 50
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
 
 
-def register(
+def register(  # noqa: C901  # each handler is a function of its own
     own: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
     """A registry with all handlers."""

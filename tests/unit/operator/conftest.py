@@ -19,11 +19,11 @@ from perseus_operator.controller.settings import Settings
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.families.registry import FAMILIES
-from perseus_operator.families.training.canary.state import JudgeCanary
-from perseus_operator.families.training.comparison.state import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.families.training.decide import TrainingDecision, decide
 from perseus_operator.families.training.family import TrainingFamily
-from perseus_operator.families.training.frontier.inputs import ReadInputs, Solve, inputs_digest
+from perseus_operator.families.training.features.canary.state import JudgeCanary
+from perseus_operator.families.training.features.comparison.state import BeginComparison, EndComparison, ResumePlan
+from perseus_operator.families.training.features.frontier.inputs import ReadInputs, Solve, inputs_digest
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import family as family_module
 from perseus_operator.jobs.decision import Decision

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.families.training.bound.cause import Cause, why_slow
-from perseus_operator.families.training.bound.guard import CONFIRM, Bound, Guard, Hold, judge, next_coarser, scatter_of
-from perseus_operator.families.training.hardware.hardware import Basis, Hardware
+from perseus_operator.families.training.features.bound.cause import Cause, why_slow
+from perseus_operator.families.training.features.bound.guard import (
+    CONFIRM,
+    Bound,
+    Guard,
+    Hold,
+    judge,
+    next_coarser,
+    scatter_of,
+)
+from perseus_operator.families.training.features.hardware.hardware import Basis, Hardware
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.restore import restore_from_status
@@ -67,7 +75,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
 
 
 def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_operator.families.training.bound.aim.judge", lambda guard, *_, **__: guard)
+    monkeypatch.setattr("perseus_operator.families.training.features.bound.aim.judge", lambda guard, *_, **__: guard)
     job = settled(make_job)
     job.train_on(1, 3 * CONFIRM, 1.06)
     assert points(job) == {2}

@@ -16,9 +16,9 @@ from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse
 from perseus_operator.errors import KubeConflict, KubeUnavailable, SolveFailed
-from perseus_operator.families.training.frontier.inputs import Calibrate, Solve, inputs_digest
-from perseus_operator.families.training.frontier.objective import Target, target_of
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.frontier.inputs import Calibrate, Solve, inputs_digest
+from perseus_operator.families.training.features.frontier.objective import Target, target_of
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.status import figures
 from perseus_operator.families.training.training import Training

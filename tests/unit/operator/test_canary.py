@@ -12,8 +12,8 @@ from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.canary.decision import ATTEMPTS, ITERATIONS, PAUSE
-from perseus_operator.families.training.canary.state import Canary, Phase, canary_from_status
+from perseus_operator.families.training.features.canary.decision import ATTEMPTS, ITERATIONS, PAUSE
+from perseus_operator.families.training.features.canary.state import Canary, Phase, canary_from_status
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.jobs import document

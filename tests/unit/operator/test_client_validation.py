@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_rank, is_valid_report
-from perseus_operator.families.training.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
+from perseus_operator.families.training.features.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
 from perseus_operator.nodes.iterations import JobIteration, Report
 from perseus_operator.nodes.node import Rank
 

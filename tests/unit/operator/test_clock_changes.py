@@ -9,7 +9,7 @@ import pytest
 
 from perseus_operator.api.job import Switching, parse_spec
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.frontier.inputs import inputs_digest
+from perseus_operator.families.training.features.frontier.inputs import inputs_digest
 from perseus_operator.families.training.status.status import figures
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest

@@ -16,8 +16,8 @@ from tests.unit.operator.test_hardware import A100, H100, HARDWARE, describe, la
 
 from perseus_operator.api.schema import dump, openapi_of
 from perseus_operator.api.status import HardwareStatus
-from perseus_operator.families.training.frontier.inputs import Solve
-from perseus_operator.families.training.hardware.hardware import (
+from perseus_operator.families.training.features.frontier.inputs import Solve
+from perseus_operator.families.training.features.hardware.hardware import (
     CHANGE,
     ONE_CLOCK,
     Basis,

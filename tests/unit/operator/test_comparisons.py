@@ -15,7 +15,7 @@ from tests.offenders import about_each
 from perseus_operator.api.job import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.comparison.state import (
+from perseus_operator.families.training.features.comparison.state import (
     KEPT,
     BeginComparison,
     Comparisons,

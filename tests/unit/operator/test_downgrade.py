@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perseus_operator.budgets.budget import decision_from_status
 from perseus_operator.budgets.draw import member_from_status
-from perseus_operator.families.training.comparison.state import Comparisons
+from perseus_operator.families.training.features.comparison.state import Comparisons
 from perseus_operator.families.training.status.restore import restore_from_status
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.job import Job as PerseusJob

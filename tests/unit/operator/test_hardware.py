@@ -15,8 +15,8 @@ from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import dump, openapi_of, parse
 from perseus_operator.api.status import HardwareStatus
-from perseus_operator.families.training.frontier.inputs import Solve, inputs_digest
-from perseus_operator.families.training.hardware.hardware import (
+from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
+from perseus_operator.families.training.features.hardware.hardware import (
     CHANGE,
     Basis,
     Hardware,
@@ -26,7 +26,7 @@ from perseus_operator.families.training.hardware.hardware import (
     next_hardware,
     scatter,
 )
-from perseus_operator.families.training.hardware.progress import HardwareProgress
+from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.restore import restore_from_status
 from perseus_operator.families.training.training import Training

@@ -18,12 +18,12 @@ from tests.doubles.stored_objects import StoredObjects, stored_object
 from perseus_core.gpus import TRUE_SHARES, known_gpus
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.profile.cost import sweep_cost
-from perseus_operator.families.training.profile.estimate import SAME, distance, estimate
-from perseus_operator.families.training.profile.observation import ITERATIONS
-from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
-from perseus_operator.families.training.profile.sweep import Recipe
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.profile.cost import sweep_cost
+from perseus_operator.families.training.features.profile.estimate import SAME, distance, estimate
+from perseus_operator.families.training.features.profile.observation import ITERATIONS
+from perseus_operator.families.training.features.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.features.profile.sweep import Recipe
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.work.observer import MOST_CANDIDATES, Observer

@@ -11,9 +11,9 @@ from tests.unit.operator.conftest import LIMITS
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
-from perseus_operator.families.training.frontier.inputs import ReadInputs, Solve, inputs_digest
+from perseus_operator.families.training.features.frontier.inputs import ReadInputs, Solve, inputs_digest
+from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.families.training.status.conditions import conditions_of
-from perseus_operator.families.training.stragglers.annotation import parse_annotation
 from perseus_operator.nodes.actions import Acquire, AwaitRenewal, Push, Release, Renew, Select
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.objects.values import Pod

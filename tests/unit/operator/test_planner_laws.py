@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.families.training.decide import Decision
-from perseus_operator.families.training.stragglers.annotation import parse_annotation
+from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.nodes.actions import Acquire, Push, Select
 
 OBJECTIVES = (

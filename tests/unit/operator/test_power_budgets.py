@@ -28,7 +28,7 @@ from perseus_operator.budgets.budget import (
 from perseus_operator.budgets.draw import draw_to_status, member_from_status
 from perseus_operator.budgets.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
-from perseus_operator.families.training.power.plans import power_w, replicas_of
+from perseus_operator.families.training.features.power.plans import power_w, replicas_of
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.training import Training

@@ -12,7 +12,7 @@ from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 from perseus_operator.api.budget import parse_budget
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.clients.agents.hardware import gpu_of
-from perseus_operator.families.training.bound.guard import CONFIRM, Hold
+from perseus_operator.families.training.features.bound.guard import CONFIRM, Hold
 from perseus_operator.nodes.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import Now

@@ -11,8 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from perseus_operator.families.training.profile.reading import LINE, levelled
-from perseus_operator.families.training.profile.sweep import (
+from perseus_operator.families.training.features.profile.reading import LINE, levelled
+from perseus_operator.families.training.features.profile.sweep import (
     Recipe,
     Sweep,
     choose_clocks,

@@ -9,7 +9,7 @@ import pytest
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.schema import parse
 from perseus_operator.api.stored import ProfileSpec
-from perseus_operator.families.training.profile.sweep import Sweep
+from perseus_operator.families.training.features.profile.sweep import Sweep
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.work.profile_source import profile_from_sweep
 from perseus_operator.nodes.actions import Release

@@ -9,9 +9,9 @@ import pytest
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.families.training.decide import Decision
-from perseus_operator.families.training.profile.decision import BeginSweep, SaveSweep, StoreProfile
-from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
-from perseus_operator.families.training.profile.sweep import DIGEST_PREFIX, Sweep
+from perseus_operator.families.training.features.profile.decision import BeginSweep, SaveSweep, StoreProfile
+from perseus_operator.families.training.features.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.features.profile.sweep import DIGEST_PREFIX, Sweep
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.nodes.actions import Push, Release, Select

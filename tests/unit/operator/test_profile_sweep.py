@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.gpus import BACKWARD_RATIO
-from perseus_operator.families.training.profile.drift import DRIFT_ITERATIONS, Drift
-from perseus_operator.families.training.profile.reading import Reading, StageReading
-from perseus_operator.families.training.profile.sweep import (
+from perseus_operator.families.training.features.profile.drift import DRIFT_ITERATIONS, Drift
+from perseus_operator.families.training.features.profile.reading import Reading, StageReading
+from perseus_operator.families.training.features.profile.sweep import (
     MOST_FINER,
     QUIET_US,
     RISES,

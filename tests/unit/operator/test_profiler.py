@@ -14,10 +14,10 @@ from tests.doubles.stored_objects import StoredObjects, stored_object
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.stored import MAX_PROFILE_BYTES
 from perseus_operator.errors import InvalidProfile, KubeUnavailable
-from perseus_operator.families.training.profile.decision import SaveSweep, StoreProfile
-from perseus_operator.families.training.profile.drift import DRIFT_ITERATIONS, DRIFT_REST
-from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
-from perseus_operator.families.training.profile.sweep import Recipe, Sweep
+from perseus_operator.families.training.features.profile.decision import SaveSweep, StoreProfile
+from perseus_operator.families.training.features.profile.drift import DRIFT_ITERATIONS, DRIFT_REST
+from perseus_operator.families.training.features.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.features.profile.sweep import Recipe, Sweep
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import profile_source
 from perseus_operator.families.training.work.profile_source import StoredProfile

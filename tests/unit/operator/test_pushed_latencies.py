@@ -12,7 +12,7 @@ from tests.unit.operator.conftest import family_of
 
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.nodes.actions import Push
 from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.plans import StoredPlans

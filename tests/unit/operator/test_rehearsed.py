@@ -12,7 +12,7 @@ from tests.doubles.stored_objects import stored_object
 
 from perseus_operator.api.job import Switching, parse_spec
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.families.training.status.hardware import grain_name
 from perseus_operator.nodes.evidence import MarkSource
 from perseus_operator.objects.values import ConfigMap, StoredObject

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perseus_operator.budgets.allocation import Share
-from perseus_operator.families.training.power.resting_clock import resting_clock
+from perseus_operator.families.training.features.power.resting_clock import resting_clock
 from perseus_operator.nodes.actions import Acquire
 from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
 from perseus_operator.solving.frontier import open_frontier

@@ -11,7 +11,7 @@ from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
-from perseus_operator.families.training.frontier.inputs import Solve, inputs_digest
+from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.work.schedule_source import (
     assemble_schedule,
     check_schedule,

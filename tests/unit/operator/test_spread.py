@@ -12,12 +12,12 @@ from tests.doubles.steps_job import Load, StepsJob
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.families.training.bound.guard import Hold
 from perseus_operator.families.training.decide import common_point
-from perseus_operator.families.training.frontier.objective import PipelineSpread, select_points
+from perseus_operator.families.training.features.bound.guard import Hold
+from perseus_operator.families.training.features.frontier.objective import PipelineSpread, select_points
+from perseus_operator.families.training.features.stragglers.spread import Spread
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
-from perseus_operator.families.training.stragglers.spread import Spread
 
 THROUGHPUT = {"objective": {"type": "MaxThroughput"}}
 

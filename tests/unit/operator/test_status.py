@@ -107,7 +107,7 @@ def test_savings_are_measured_against_measured_or_not_said() -> None:
 
 def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
     job.run()
-    from perseus_operator.families.training.frontier.objective import predict
+    from perseus_operator.families.training.features.frontier.objective import predict
 
     frontier = job.state.frontier
     time_us, energy_mj = predict(frontier, {0: 0, 1: 0}, {1: 1.5}, tensor_parallel=2)

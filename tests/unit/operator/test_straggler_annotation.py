@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.stragglers.annotation import Declaration, declare, parse_annotation
-from perseus_operator.families.training.stragglers.declared import declared_slowdowns
+from perseus_operator.families.training.features.stragglers.annotation import Declaration, declare, parse_annotation
+from perseus_operator.families.training.features.stragglers.declared import declared_slowdowns
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.objects.values import JobRef

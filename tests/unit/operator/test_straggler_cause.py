@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import ConditionType
+from perseus_operator.families.training.features.stragglers.cause import Cause, cause_of
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.events import plan_event
-from perseus_operator.families.training.stragglers.cause import Cause, cause_of
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.nodes.iterations import JobIteration

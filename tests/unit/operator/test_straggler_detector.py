@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perseus_operator.api.job import Straggler
 from perseus_operator.api.schema import parse
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.view import PlannedTimes
 

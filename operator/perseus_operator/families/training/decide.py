@@ -14,15 +14,25 @@ from dataclasses import dataclass, field, replace
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import StragglerMode
 from perseus_operator.budgets.allocation import Share
-from perseus_operator.families.training.bound.aim import Aim, Seen, aim_of
-from perseus_operator.families.training.bound.guard import Guard, Hold
-from perseus_operator.families.training.canary.decision import CanaryStep, next_canary_step
-from perseus_operator.families.training.comparison.decision import next_comparison_action
-from perseus_operator.families.training.comparison.state import ComparisonAction
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.inputs import FrontierParts, hardware_for, input_actions, inputs_wake_s
-from perseus_operator.families.training.frontier.objective import Infeasible, PipelineSpread, Target, select_points
-from perseus_operator.families.training.frontier.readiness import (
+from perseus_operator.families.training.features.bound.aim import Aim, Seen, aim_of
+from perseus_operator.families.training.features.bound.guard import Guard, Hold
+from perseus_operator.families.training.features.canary.decision import CanaryStep, next_canary_step
+from perseus_operator.families.training.features.comparison.decision import next_comparison_action
+from perseus_operator.families.training.features.comparison.state import ComparisonAction
+from perseus_operator.families.training.features.frontier.inputs import (
+    FrontierParts,
+    hardware_for,
+    input_actions,
+    inputs_wake_s,
+)
+from perseus_operator.families.training.features.frontier.objective import (
+    Infeasible,
+    PipelineSpread,
+    Target,
+    select_points,
+)
+from perseus_operator.families.training.features.frontier.readiness import (
     baseline_pending,
     frontier_pending,
     profile_mismatch,
@@ -30,18 +40,18 @@ from perseus_operator.families.training.frontier.readiness import (
     rehearsal_pending,
     schedule_pending,
 )
-from perseus_operator.families.training.hardware.hardware import Hardware
-from perseus_operator.families.training.power.plans import replicas_of
-from perseus_operator.families.training.power.resting_clock import resting_clock
-from perseus_operator.families.training.profile.cost import SweepCost
-from perseus_operator.families.training.profile.decision import (
+from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.power.plans import replicas_of
+from perseus_operator.families.training.features.power.resting_clock import resting_clock
+from perseus_operator.families.training.features.profile.cost import SweepCost
+from perseus_operator.families.training.features.profile.decision import (
     ProfileParts,
     ProfilingStep,
     next_profiling_step,
     next_sweep_cost,
 )
+from perseus_operator.families.training.features.stragglers.progress import Stragglers, counting
 from perseus_operator.families.training.shape import shape_of_ranks
-from perseus_operator.families.training.stragglers.progress import Stragglers, counting
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.limits import Limits

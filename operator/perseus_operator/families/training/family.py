@@ -18,20 +18,20 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import Pipeline
 from perseus_operator.budgets.member import Member
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.bound.aim import current_target
-from perseus_operator.families.training.canary.state import JudgeCanary
-from perseus_operator.families.training.comparison.state import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.families.training.decide import TrainingDecision, decide
-from perseus_operator.families.training.frontier.inputs import Calibrate, ReadInputs, Solve
-from perseus_operator.families.training.hardware.hardware import clocks_of
-from perseus_operator.families.training.power.member import training_member
-from perseus_operator.families.training.profile.decision import BeginSweep, SaveSweep, StoreProfile
+from perseus_operator.families.training.features.bound.aim import current_target
+from perseus_operator.families.training.features.canary.state import JudgeCanary
+from perseus_operator.families.training.features.comparison.state import BeginComparison, EndComparison, ResumePlan
+from perseus_operator.families.training.features.frontier.inputs import Calibrate, ReadInputs, Solve
+from perseus_operator.families.training.features.hardware.hardware import clocks_of
+from perseus_operator.families.training.features.power.member import training_member
+from perseus_operator.families.training.features.profile.decision import BeginSweep, SaveSweep, StoreProfile
+from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.families.training.shape import shape_of_ranks
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.events import baseline_event, discarded_event, plan_event
 from perseus_operator.families.training.status.restore import restore_from_status
-from perseus_operator.families.training.stragglers.annotation import parse_annotation
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.calibrator import Calibrator
 from perseus_operator.families.training.work.frontier_loader import FrontierLoader

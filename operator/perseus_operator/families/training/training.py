@@ -21,20 +21,20 @@ from dataclasses import dataclass, field, replace
 
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
-from perseus_operator.families.training.bound.guard import Guard, baseline_wanted
-from perseus_operator.families.training.canary.state import Canary
-from perseus_operator.families.training.comparison.state import Comparisons
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.frontier.calibration_progress import CalibrationProgress
-from perseus_operator.families.training.frontier.input_progress import InputProgress
-from perseus_operator.families.training.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.hardware.hardware import Hardware
-from perseus_operator.families.training.hardware.progress import HardwareProgress
-from perseus_operator.families.training.profile.observation import Observation
-from perseus_operator.families.training.profile.progress import ProfilingProgress
-from perseus_operator.families.training.profile.sweep import DIGEST_PREFIX
-from perseus_operator.families.training.stragglers.progress import StragglerProgress
+from perseus_operator.families.training.features.bound.guard import Guard, baseline_wanted
+from perseus_operator.families.training.features.canary.state import Canary
+from perseus_operator.families.training.features.comparison.state import Comparisons
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
+from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
+from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.progress import HardwareProgress
+from perseus_operator.families.training.features.profile.observation import Observation
+from perseus_operator.families.training.features.profile.progress import ProfilingProgress
+from perseus_operator.families.training.features.profile.sweep import DIGEST_PREFIX
+from perseus_operator.families.training.features.stragglers.progress import StragglerProgress
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.evidence import summarise as summarise_evidence

@@ -14,7 +14,7 @@ import numpy as np
 
 from perseus_operator.api.schema import dump
 from perseus_operator.controller.view import JobView
-from perseus_operator.families.training.power.plans import replicas_of
+from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.objects.values import Json
 from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_solver.comparison.baselines import all_maximum

@@ -12,16 +12,16 @@ from perseus_core import keys
 from perseus_core.units import ratio_from_ppm, s_from_ms
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
-from perseus_operator.families.training.bound.guard import TOLERANCE, Hold
 from perseus_operator.families.training.decide import TrainingDecision, common_point
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.frontier.calibration_progress import CalibrationProgress
-from perseus_operator.families.training.frontier.input_progress import InputProgress
-from perseus_operator.families.training.frontier.readiness import profile_mismatch
-from perseus_operator.families.training.frontier.solve_progress import SolveProgress
+from perseus_operator.families.training.features.bound.guard import TOLERANCE, Hold
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
+from perseus_operator.families.training.features.frontier.readiness import profile_mismatch
+from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
+from perseus_operator.families.training.features.stragglers.cause import cause_of, gpu_events, slowest_stage
+from perseus_operator.families.training.features.stragglers.declared import outside
 from perseus_operator.families.training.status.recommendation import limited, recommendation, slowed
-from perseus_operator.families.training.stragglers.cause import cause_of, gpu_events, slowest_stage
-from perseus_operator.families.training.stragglers.declared import outside
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.conditions import agents_ready, all_conditions
 from perseus_operator.jobs.waiting import no_clocks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from perseus_operator.families.training.bound.guard import Hold
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.bound.guard import Hold
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.nodes.evidence import MarkSource
 from perseus_operator.objects.formatting import milliseconds, percent
 from perseus_operator.solving.view import FrontierView, Grain

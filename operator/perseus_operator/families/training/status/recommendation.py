@@ -8,9 +8,9 @@ from __future__ import annotations
 from perseus_core.gpus import TRUE_SHARES
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.families.training.decide import TrainingDecision, common_point
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.power.plans import power_w, replicas_of
-from perseus_operator.families.training.profile.cost import SweepCost
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.power.plans import power_w, replicas_of
+from perseus_operator.families.training.features.profile.cost import SweepCost
 from perseus_operator.families.training.training import Training
 from perseus_operator.objects.formatting import joules, percent, seconds, slowed_by
 from perseus_operator.solving.view import FrontierView

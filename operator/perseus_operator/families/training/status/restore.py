@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perseus_operator.families.training.bound.guard import guard_from_status
-from perseus_operator.families.training.canary.state import canary_from_status
-from perseus_operator.families.training.comparison.state import comparisons_from_status
-from perseus_operator.families.training.hardware.hardware import hardware_from_status
+from perseus_operator.families.training.features.bound.guard import guard_from_status
+from perseus_operator.families.training.features.canary.state import canary_from_status
+from perseus_operator.families.training.features.comparison.state import comparisons_from_status
+from perseus_operator.families.training.features.hardware.hardware import hardware_from_status
 from perseus_operator.families.training.shape import shape_from_status
 from perseus_operator.families.training.training import Training
 from perseus_operator.nodes.iterations import measured_from_status

@@ -15,17 +15,17 @@ from perseus_operator.api.status import (
     StragglerStatus,
 )
 from perseus_operator.budgets.draw import share_to_status
-from perseus_operator.families.training.bound.guard import guard_to_status
-from perseus_operator.families.training.canary.state import canary_to_status
-from perseus_operator.families.training.comparison.state import comparisons_to_status, interval
 from perseus_operator.families.training.decide import TrainingDecision, common_point
-from perseus_operator.families.training.frontier.objective import predict
-from perseus_operator.families.training.hardware.hardware import hardware_to_status
-from perseus_operator.families.training.power.plans import replicas_of
+from perseus_operator.families.training.features.bound.guard import guard_to_status
+from perseus_operator.families.training.features.canary.state import canary_to_status
+from perseus_operator.families.training.features.comparison.state import comparisons_to_status, interval
+from perseus_operator.families.training.features.frontier.objective import predict
+from perseus_operator.families.training.features.hardware.hardware import hardware_to_status
+from perseus_operator.families.training.features.power.plans import replicas_of
+from perseus_operator.families.training.features.stragglers.cause import cause_of, slowest_stage
 from perseus_operator.families.training.shape import shape_to_status
 from perseus_operator.families.training.status import recommendation
 from perseus_operator.families.training.status.hardware import expected_savings, grain_name, grain_reason
-from perseus_operator.families.training.stragglers.cause import cause_of, slowest_stage
 from perseus_operator.families.training.training import Training
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.formatting import fine_percent, percent

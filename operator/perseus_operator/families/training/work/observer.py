@@ -19,11 +19,11 @@ from perseus_operator.api.pipeline import Pipeline
 from perseus_operator.api.schema import parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.errors import InvalidProfile, InvalidSpec
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.profile.estimate import SAME, distance, estimate
-from perseus_operator.families.training.profile.observation import ITERATIONS
-from perseus_operator.families.training.profile.reading import Reading
-from perseus_operator.families.training.profile.sweep import Key
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.profile.estimate import SAME, distance, estimate
+from perseus_operator.families.training.features.profile.observation import ITERATIONS
+from perseus_operator.families.training.features.profile.reading import Reading
+from perseus_operator.families.training.features.profile.sweep import Key
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.families.training.work.profile_source import StoredProfile, shape_of

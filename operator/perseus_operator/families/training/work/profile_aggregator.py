@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from perseus_core.rank import RankId
-from perseus_operator.families.training.profile.reading import Mean, Reading, StageReading
+from perseus_operator.families.training.features.profile.reading import Mean, Reading, StageReading
 from perseus_operator.nodes.iterations import Report, forget_oldest
 from perseus_solver.schedules import Schedule
 

@@ -17,8 +17,8 @@ from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.errors import InvalidProfile, InvalidSpec, KubeNotFound
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.profile.sweep import Sweep, blocking_power, csv_of
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.profile.sweep import Sweep, blocking_power, csv_of
 from perseus_operator.families.training.work.config_map_ref import resolve
 from perseus_operator.nodes.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.objects.values import ConfigMap, Json

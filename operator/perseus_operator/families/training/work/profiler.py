@@ -19,10 +19,10 @@ from perseus_core.units import s_from_us
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.stored import MAX_SWEEP_BYTES
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
-from perseus_operator.families.training.hardware.hardware import job_latency
-from perseus_operator.families.training.profile.decision import SaveSweep, StoreProfile
-from perseus_operator.families.training.profile.progress import ProfilingProgress
-from perseus_operator.families.training.profile.sweep import Sweep, blocking_power, from_json, to_json
+from perseus_operator.families.training.features.hardware.hardware import job_latency
+from perseus_operator.families.training.features.profile.decision import SaveSweep, StoreProfile
+from perseus_operator.families.training.features.profile.progress import ProfilingProgress
+from perseus_operator.families.training.features.profile.sweep import Sweep, blocking_power, from_json, to_json
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import profile_source
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator

@@ -12,7 +12,7 @@ import hashlib
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Profile
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
-from perseus_operator.families.training.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import Basis
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import schedule_source
 from perseus_operator.families.training.work.calibrator import Calibrator

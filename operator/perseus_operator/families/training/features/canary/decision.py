@@ -17,9 +17,9 @@ from typing import Final
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
-from perseus_operator.families.training.canary.state import Canary, JudgeCanary, Phase
-from perseus_operator.families.training.comparison.state import interval
 from perseus_operator.families.training.facts import Facts
+from perseus_operator.families.training.features.canary.state import Canary, JudgeCanary, Phase
+from perseus_operator.families.training.features.comparison.state import interval
 from perseus_operator.nodes.iterations import JobIteration, Measured
 from perseus_operator.objects.formatting import percent
 

@@ -21,14 +21,14 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.frontier.input_progress import InputProgress
-from perseus_operator.families.training.frontier.objective import Target, target_of
-from perseus_operator.families.training.power.plans import replicas_of
-from perseus_operator.families.training.profile.cost import SweepCost, sweep_cost
-from perseus_operator.families.training.profile.progress import ProfilingProgress
-from perseus_operator.families.training.profile.reading import Reading
-from perseus_operator.families.training.profile.sweep import (
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
+from perseus_operator.families.training.features.frontier.objective import Target, target_of
+from perseus_operator.families.training.features.power.plans import replicas_of
+from perseus_operator.families.training.features.profile.cost import SweepCost, sweep_cost
+from perseus_operator.families.training.features.profile.progress import ProfilingProgress
+from perseus_operator.families.training.features.profile.reading import Reading
+from perseus_operator.families.training.features.profile.sweep import (
     FEWEST,
     Recipe,
     Sweep,

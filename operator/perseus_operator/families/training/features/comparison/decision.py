@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from perseus_operator.families.training.bound.guard import Hold
-from perseus_operator.families.training.comparison.state import (
+from perseus_operator.families.training.facts import Facts
+from perseus_operator.families.training.features.bound.guard import Hold
+from perseus_operator.families.training.features.comparison.state import (
     BeginComparison,
     ComparisonAction,
     Comparisons,
     EndComparison,
     ResumePlan,
 )
-from perseus_operator.families.training.facts import Facts
 from perseus_operator.nodes.iterations import History, Measured
 
 _PATIENCE: Final = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.nodes.evidence import MarkSource, summarise
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import megahertz, milliseconds, small_percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perseus_operator.families.training.stragglers.annotation import Declaration
+from perseus_operator.families.training.features.stragglers.annotation import Declaration
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from perseus_core.units import s_from_us
-from perseus_operator.families.training.profile.sweep import MOST_FINER, Recipe
+from perseus_operator.families.training.features.profile.sweep import MOST_FINER, Recipe
 from perseus_operator.objects.formatting import percent
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.frontier.calibration_progress import CalibrationProgress
-from perseus_operator.families.training.frontier.input_progress import InputProgress
-from perseus_operator.families.training.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.hardware.hardware import Hardware, hardware_of, next_hardware
-from perseus_operator.families.training.hardware.progress import HardwareProgress
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
+from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
+from perseus_operator.families.training.features.hardware.hardware import Hardware, hardware_of, next_hardware
+from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.jobs.limits import Limits
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.job_nodes import JobNodes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from perseus_operator.api.job import Straggler
-from perseus_operator.families.training.stragglers.spread import Spread
+from perseus_operator.families.training.features.stragglers.spread import Spread
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.view import PlannedTimes
 from perseus_solver.stragglers import Detector as Statistics

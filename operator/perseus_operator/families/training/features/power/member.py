@@ -7,8 +7,8 @@ import math
 from perseus_core.units import mean_power_w
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.objective import Infeasible, Target
-from perseus_operator.families.training.power.plans import claim, power_w, replicas_of
+from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
+from perseus_operator.families.training.features.power.plans import claim, power_w, replicas_of
 
 
 def training_member(job: str, facts: Facts, target: Target | Infeasible | None, *, settled: bool) -> Member:

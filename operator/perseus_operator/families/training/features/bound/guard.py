@@ -27,7 +27,7 @@ from typing import Final
 from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import GuardStatus
-from perseus_operator.families.training.bound.cause import Cause, Finding
+from perseus_operator.families.training.features.bound.cause import Cause, Finding
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.solving.view import FrontierView, Grain

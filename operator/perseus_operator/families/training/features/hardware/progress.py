@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from perseus_operator.families.training.hardware.hardware import Described, Hardware, scatter
+from perseus_operator.families.training.features.hardware.hardware import Described, Hardware, scatter
 from perseus_operator.nodes.gpu import StoredLatency
 from perseus_operator.nodes.iterations import JobIteration
 

@@ -16,8 +16,8 @@ from typing import Final
 
 from perseus_core.gpus import GpuCurves
 from perseus_core.units import energy_mj, mean_power_w
-from perseus_operator.families.training.profile.reading import Reading, StageReading
-from perseus_operator.families.training.profile.sweep import Key, Row, choose_clocks, csv_of_rows
+from perseus_operator.families.training.features.profile.reading import Reading, StageReading
+from perseus_operator.families.training.features.profile.sweep import Key, Row, choose_clocks, csv_of_rows
 
 CLOCKS: Final = 24
 """As many as a sweep measures by default."""

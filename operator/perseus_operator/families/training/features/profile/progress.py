@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.families.training.profile.drift import DRIFT_REST, Drift
-from perseus_operator.families.training.profile.sweep import Sweep
+from perseus_operator.families.training.features.profile.drift import DRIFT_REST, Drift
+from perseus_operator.families.training.features.profile.sweep import Sweep
 
 
 @dataclass

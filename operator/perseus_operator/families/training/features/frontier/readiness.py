@@ -10,9 +10,9 @@ import operator
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.input_progress import InputProgress
-from perseus_operator.families.training.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.hardware.hardware import Hardware
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
+from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
+from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from perseus_core.units import energy_mj, j_from_mj, mean_power_w, s_from_us
-from perseus_operator.families.training.profile.reading import Certainty, Mean, Reading, StageReading, levelled
+from perseus_operator.families.training.features.profile.reading import Certainty, Mean, Reading, StageReading, levelled
 
 Key = tuple[int, str, int]
 """Stage, kind of instruction, chunk."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec, StragglerMode
-from perseus_operator.families.training.stragglers.annotation import Declaration
-from perseus_operator.families.training.stragglers.declared import DeclaredStraggler, declared_slowdowns
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.stragglers.annotation import Declaration
+from perseus_operator.families.training.features.stragglers.declared import DeclaredStraggler, declared_slowdowns
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.nodes.job_nodes import JobNodes
 
 

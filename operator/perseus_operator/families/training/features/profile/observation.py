@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from perseus_operator.families.training.frontier.basis import Basis
-from perseus_operator.families.training.profile.reading import Reading
+from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.profile.reading import Reading
 
 ITERATIONS: Final = 5
 """Iterations that are observed, after the first: as many as a sweep measures at each clock."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.families.training.bound.cause import why_slow
-from perseus_operator.families.training.bound.guard import (
+from perseus_operator.families.training.facts import Facts
+from perseus_operator.families.training.features.bound.cause import why_slow
+from perseus_operator.families.training.features.bound.guard import (
     CONFIRM,
     Bound,
     Guard,
@@ -22,10 +23,9 @@ from perseus_operator.families.training.bound.guard import (
     scatter_of,
     subject_of,
 )
-from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.frontier.objective import Infeasible, Target, bound_us, target_of
-from perseus_operator.families.training.hardware.hardware import Hardware
-from perseus_operator.families.training.power.plans import fastest_within, replicas_of, within_share
+from perseus_operator.families.training.features.frontier.objective import Infeasible, Target, bound_us, target_of
+from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, within_share
 from perseus_operator.nodes.iterations import KEPT
 from perseus_operator.objects.values import Now
 from perseus_operator.solving.view import FrontierView, Grain

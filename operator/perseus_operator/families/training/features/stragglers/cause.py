@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from perseus_operator.families.training.stragglers.detector import StragglerDetector
+from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Rank
 

@@ -1,0 +1,1 @@
+"""Features of training. Each is a folder: what it remembers, and what it decides by that and ``Facts``."""
