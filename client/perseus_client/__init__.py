@@ -17,6 +17,14 @@ Training frameworks need one line instead: ``attach`` of ``perseus_client.torch_
 ``perseus_client.megatron`` or ``perseus_client.deepspeed``. Jobs without pipeline stages mark whole iterations:
 ``steps`` around any loop, ``attach`` of ``perseus_client.hugging_face`` or ``perseus_client.lightning``. This package
 imports nothing but the standard library: training images pin the rest.
+
+What the training thread calls stores a mark and nothing else; a background thread does all that may wait:
+
+    training thread ──► session ──► marks ──store──► memory that the agent reads too
+    background thread: connector ──hello: rank and schedule──► agent, which answers with that memory
+
+``gpu_events`` and ``gpu_marks`` add when instructions really ran on the GPU, ``own_time`` where a rank waits for
+others. Begin with ``session``, then ``marks``.
 """
 
 from perseus_client.entry import connect

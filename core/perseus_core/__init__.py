@@ -1,5 +1,15 @@
-"""Words that every room shares: units, rank ids, instructions, latencies and figures of GPUs, serving, and the names of
-labels and conditions.
+"""The vocabulary: what two rooms or more speak of is declared here, once, with its unit.
 
-Standard library only. It imports no other room.
+Nothing flows through this room. It holds the types of values that pass between the others:
+
+    units           one type for each quantity that travels, and the only conversions between them
+    rank            which process of a job: data-parallel rank, stage, tensor-parallel rank
+    instruction     what such a process executes
+    latency         how long a GPU takes to change its clock: measured, or published for its model
+    gpus            how time and power of a GPU model follow its clock
+    serving         what an engine says, and the table of clocks that it follows
+    keys            names that are met in the cluster: labels, annotations, environment, ports
+
+Training code and engines import it, too, so it needs the standard library alone. It imports no other room. Begin with
+``units`` and ``rank``: nearly every other module of the project uses them.
 """

@@ -1,10 +1,27 @@
-"""The operator: it watches PerseusJobs, has their frontiers solved, and commands the agents of their nodes.
+"""The operator: it watches PerseusJobs, decides which clocks their GPUs shall have, and commands the agents of nodes.
 
-    kopf ──► handlers ──► controller.operator ──► controller.job_runner (one for each PerseusJob)
-                                                      │ state ──► planning.planner.decide ──► Decision
-                                                      ├──► controller.node_session ──► clients.agents ──gRPC──► agents
-                                                      ├──► controller.frontier_loader ──► solving (worker processes)
-                                                      └──► reporting ──► controller.status_writer ──► clients.kube
+A change in the cluster takes this way:
 
-Everything that is decided is decided in ``planning``, which does no I/O. What users write and read is typed in ``api``.
+    API server ──kopf──► servers.handlers ──► controller.operator ──► controller.job_runner (one for each PerseusJob)
+                                                                        │ observe ──► jobs.job.Job, and the job's Family
+        agents ◄──gRPC── clients.agents ◄── controller.node_session ◄── │ decide  ──► Intent, actions
+    API server ◄──────── clients.kube ◄──── controller.status_writer ◄─ │ report  ──► conditions, figures, events
+
+1. ``handlers`` passes PerseusJobs, pods, PowerBudgets and EnergyClasses on. Which jobs this replica serves,
+   ``replicas`` decides.
+2. A runner is a task that sleeps until something happens to its job. It gives what it observes to ``Job``, which every
+   job has, and to the job's family: a kind of work whose clocks are set. ``families.registry`` chooses it by the spec.
+3. ``Family.decide`` answers with what the agents shall hold, and with actions of the family's own. What decides is a
+   pure function of what is known.
+4. ``nodes.actions`` compares that with what each agent holds, and finds the next command for each node. What an agent
+   answers and reports is an event of its ``Node`` and of the family.
+5. Each command, and each action such as a solve (``solving``, in a process of its own), is a task that waits for
+   nothing else. It ends with an event, which wakes the runner.
+
+Once a second ``budgets`` asks each family what a watt is worth to its job and grants shares, and ``classes`` makes the
+PerseusJobs that labels ask for. ``plugin`` is ``kubectl perseus``; it shares code with the operator and talks to the
+API server alone. What users write and read is typed in ``api``.
+
+Begin with ``jobs.family``, the protocol of families; then ``families.fixed_clock``, the smallest, and
+``families.training.decide``, the largest, whose features are folders.
 """

@@ -1,4 +1,16 @@
-"""What every process of ours needs: settings, command lines, logs, TLS, addresses, an HTTP server, a ready file.
+"""What every process of ours needs, whatever it does.
 
-It may import `perseus_core` and nothing else of ours. Apart from ``tls``, its modules need the standard library alone.
+In the order in which a process uses it:
+
+    command_line    its arguments are parsed: an error is one line that says what was probably meant
+    settings        one frozen dataclass, from which flags, environment variables and ``--help`` are made
+    logs            JSON, one object a line
+    addresses       where it listens
+    tls             mutual TLS of its gRPC services, whose certificates are renewed without a restart; ``certificate``
+                    says when one ends
+    http_server     probes, metrics and pages
+    ready_file      says that it serves, and where
+
+It may import ``perseus_core`` and nothing else of ours. Apart from ``tls``, its modules need the standard library
+alone. Begin with ``settings``: each program declares its own there.
 """

@@ -4,6 +4,14 @@ A pipeline of a training job runs the same instructions in every iteration. This
 them so that the iteration takes the least energy for its time, and proves how far each plan can be from the optimum.
 It is a pure library: apart from its command line it reads no files and talks to no cluster and no GPU.
 
+    profile (CSV) ──► model.profile ──┐
+    schedule      ──► schedules ──────┴─► model.problem ──► relaxation ──► search ──► frontier ──► rehearsal
+                                                            a bound        plans      of plans     on real clocks
+
+``relaxation`` proves how little energy each iteration time needs, ``search`` finds plans near that, ``frontier`` joins
+the two, and ``certify`` checks the proof without their code. ``rehearsal`` executes plans under clocks that change
+late. ``serving`` is apart: steps of engines in, a table of clocks out. Begin with ``frontier``, then ``model.problem``.
+
 The example plans a pipeline of two stages. A profile has the columns stage, instruction, frequency (MHz), time (s) and
 energy (J):
 

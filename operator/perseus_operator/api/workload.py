@@ -1,6 +1,6 @@
 """The part of a PerseusJob's spec that selects the pods of the job.
 
-The kinds are those whose worker pods ``planning.workloads`` can recognise. API groups are left out: each kind stands
+The kinds are those whose worker pods ``nodes.workloads`` can recognise. API groups are left out: each kind stands
 for one group.
 """
 

@@ -1,8 +1,8 @@
 """PowerBudgets of the cluster: observes them, grants every selected job its share, and writes their status.
 
-``planning.power_budget`` decides the shares; a job's planner decides what its share means. Of several replicas of the
-operator one decides and writes; the others grant their jobs what is written, and write into the jobs' status what those
-draw. Nothing here waits except for writes of status.
+``budget`` decides the shares; a job's family decides what its share means. Of several replicas of the operator one
+decides and writes; the others grant their jobs what is written, and write into the jobs' status what those draw.
+Nothing here waits except for writes of status.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The control loops: one runner for each job, and what it starts. Decisions are made in ``planning``."""
+"""The control loops: one runner for each job, and what it starts. Decisions are its family's."""

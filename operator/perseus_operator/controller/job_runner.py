@@ -66,7 +66,7 @@ class JobRunner:
         self._raw_spec: Any = None
         self._wake = Wake(services.looks_pace, services.monotonic_s)
         self._awaited: set[str] = set()
-        """Nodes whose renewal the planner waits for, as it said last."""
+        """Nodes whose renewal must end before anything else is decided there."""
         self._selecting = 0
         """Selections that are under way."""
         self._running: asyncio.Task[None] | None = None
@@ -264,7 +264,7 @@ class JobRunner:
         self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
 
     async def _renew(self, node: Node, action: Renew) -> bool:
-        """Renew a lease; whether the planner must look at once: something has changed, or waits for this."""
+        """Renew a lease; whether the job must be looked at at once: something has changed, or waits for this."""
         before = node.leased_pods, node.clock, node.description, node.fault, self.family.schedule
         await self._nodes.command(node, action)
         after = node.leased_pods, node.clock, node.description, node.fault, self.family.schedule
@@ -282,7 +282,7 @@ class JobRunner:
         self._trace.reported(self._status.stored, self.job.generation)
 
     async def _select(self, node: Node, action: NodeCommand) -> bool:
-        """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""
+        """Select on a node; whether the job must be looked at at once: the last of many has ended, or one failed."""
         self._selecting += 1
         try:
             await self._nodes.command(node, action)

@@ -1,7 +1,7 @@
-"""Talks to the agents of one job's nodes: sends the planner's commands, and reads telemetry while a lease is held.
+"""Talks to the agents of one job's nodes: sends the runner's commands, and reads telemetry while a lease is held.
 
 Each command is one call to one agent. Its outcome becomes one event of the ``Node``; whether and when to try again is
-the planner's decision.
+decided in ``nodes.actions``.
 """
 
 from __future__ import annotations

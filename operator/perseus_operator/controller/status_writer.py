@@ -1,7 +1,7 @@
 """Reports one job: metrics at once, the status when it has changed and is due, then events.
 
 There is one status write at a time. Events follow only a write that succeeded, and a write that failed is repeated
-later. The texts are made in ``reporting``.
+later. The texts are the family's.
 """
 
 from __future__ import annotations

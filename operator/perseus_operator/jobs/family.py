@@ -3,7 +3,7 @@
 A family is a kind of work whose clocks are set: training by plans, or one clock for all GPUs. It takes in what is
 observed of its job, decides what the agents shall hold and what else to do, says what a watt is worth, and reports its
 conditions and figures. Leases, budgets, classes, shards, status and events know families by this protocol alone; a
-further one is a class that implements it, and an entry in ``FAMILIES`` of ``families``.
+further one is a class that implements it, and an entry in ``families.registry``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Holds shards for this replica: renews its seat, takes and frees shards, and says which it has got and lost.
 
-``planning.shards`` decides. Everything here is one task that never waits for a job.
+``shard`` decides. Everything here is one task that never waits for a job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training: plans of the time-energy frontier, one clock for each instruction, that follow stragglers and a bound.
 
-What is known is in ``Training``, what to do is decided by ``planner``; here the two meet what does the work: inputs are
+What is known is in ``Training``, what to do is decided by ``decide``; here the two meet what does the work: inputs are
 read, frontiers solved, profiles measured, models calibrated. Each outcome is an event of a part of ``Training``.
 """
 

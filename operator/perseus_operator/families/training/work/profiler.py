@@ -1,6 +1,6 @@
 """Measures the profile of one job: aggregates telemetry of its sweep, and stores what has been measured.
 
-Each outcome is an event of ``Training.profiling``; ``planning.profile_planner`` decides the next step. After every
+Each outcome is an event of ``Training.profiling``; ``features.profile.decision`` decides the next step. After every
 clock the sweep is stored in the job's PerseusFrontier, so that a restarted operator goes on with it. The finished
 profile is a PerseusProfile without an owner and outlives the job.
 """
