@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.contract.test_layout import ROOMS
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
 from perseus_operator.api.budget import BudgetReason, BudgetSpec
@@ -131,6 +133,49 @@ def test_every_page_is_in_the_navigation() -> None:
         for path in paths
         if str(path) not in named and f"{path.parent}/" not in named
     )
+
+
+MODULE = re.compile(rf"(?<![\w/.-])perseus_(?:{'|'.join(ROOMS)})\b(?:\.[A-Za-z_]\w*)*")
+FILE = re.compile(rf"(?<![\w/.:-])(?:\.ci|docs|tests|deploy|charts|examples|{'|'.join(ROOMS)})/[\w./-]*\w")
+OF_THE_HOUSE = [ROOT / "CONTRIBUTING.md", *sorted((DOCS / "design").glob("*.md"))]
+
+
+@cache
+def is_named_rightly(name: str) -> bool:
+    """Whether there is a module of this dotted name, or something in a module."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def names_of_nothing(page: Path) -> Iterator[Offence]:
+    for number, line in enumerate(text_of(page).splitlines(), 1):
+        for name in MODULE.findall(line):
+            if not is_named_rightly(name):
+                yield Offence(page, number, f"there is no {name}")
+        for path in FILE.findall(line):
+            if not (ROOT / path).exists():
+                yield Offence(page, number, f"there is no {path}")
+
+
+def test_modules_and_files_that_the_notes_for_developers_name_exist() -> None:
+    text = "".join(map(text_of, OF_THE_HOUSE))
+    assert len(MODULE.findall(text)) > 100
+    assert len(FILE.findall(text)) > 20
+    no_offenders(offence for page in OF_THE_HOUSE for offence in names_of_nothing(page))
+
+
+@pytest.mark.parametrize("room", ["operator", "solver", "agent", "sim"])
+def test_the_note_on_rooms_lists_every_package(room: str) -> None:
+    title = {"sim": "simulator"}.get(room, room)
+    section = text_of(DOCS / "design" / "0001-rooms-and-contracts.md").partition(f"## Packages of the {title}\n")[2]
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    listed = {name.partition(".")[0] for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    package = ROOT / room / f"perseus_{room}"
+    present = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert listed == present - {"__init__"}
 
 
 def links_without_target(page: Path) -> Iterator[Offence]:
