@@ -12,10 +12,12 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.offenders import about_each, check_each
+from tests.contract.test_layout import ROOMS
+from tests.offenders import ROOT, Offence, about_each, check_each, no_offenders, tree_of
 
 from perseus_core import keys
 
@@ -103,6 +105,28 @@ def test_arguments_results_and_errors_are_documented(name: str) -> None:
 def test_the_first_line_is_a_sentence(name: str) -> None:
     first = (inspect.getdoc(CASES[name]) or "").partition("\n\n")[0]
     assert first.rstrip().endswith((".", ":"))
+
+
+def strings_of_nothing(block: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[int]:
+    """Lines of strings that are statements, and neither a docstring nor directly behind an assignment."""
+    for before, statement in pairwise(block.body):
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from strings_of_nothing(statement)
+        elif isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str):
+            assigned = isinstance(before, ast.Assign | ast.AnnAssign)
+            if not assigned or before.end_lineno != statement.lineno - 1:
+                yield statement.lineno
+
+
+def test_a_string_after_an_assignment_is_about_it() -> None:
+    folders = [*(ROOT / room for room in ROOMS), ROOT / "deploy", ROOT / "tests" / "doubles"]
+    modules = [path for folder in folders for path in folder.rglob("*.py") if "_pb2" not in path.name]
+    assert len(modules) > 500
+    no_offenders(
+        Offence(module, line, "the string is about nothing: it has to stand right behind an assignment")
+        for module in modules
+        for line in strings_of_nothing(tree_of(module))
+    )
 
 
 def test_the_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:

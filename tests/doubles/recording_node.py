@@ -43,7 +43,7 @@ while True:
         except OSError:
             pass
 """
-"""What a broken program reaches and a busy machine does not."""
+"""Program that connects to the socket again and again, and sends it noise."""
 
 
 def gpu_uuid(number: int) -> str:

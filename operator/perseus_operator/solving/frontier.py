@@ -172,9 +172,8 @@ def _encoded(
 
 
 def _fill(clocks_mhz: np.ndarray) -> np.ndarray:
-    """Constant-time instructions have no clock (0): they run at the clock of the instruction before; the first one at
-    that
-    of the last.
+    """Give constant-time instructions, which have no clock (0), that of the instruction before; the first that of the
+    last.
     """
     if clocks_mhz.all():
         return clocks_mhz
