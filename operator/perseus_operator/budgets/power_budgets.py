@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from perseus_core import keys
@@ -22,9 +23,8 @@ from perseus_operator.budgets.budget import BudgetDecision, BudgetStatement
 from perseus_operator.budgets.draw import draw_to_status, member_from_status
 from perseus_operator.budgets.member import Member
 from perseus_operator.budgets.watts import next_watts
-from perseus_operator.clients.kube.cluster_object import ClusterObject, vanished
+from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
 from perseus_operator.clients.kube.namespace_labels import NamespaceLabels, NamespaceStore
-from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects.values import JobRef, Json, Now
 
 
@@ -88,9 +88,7 @@ class BudgetStore(NamespaceStore, Protocol):
 
 
 @dataclass
-class _Budget(ClusterObject):
-    spec: BudgetSpec | None = None
-    """The last accepted one."""
+class _Budget(ClusterObject[BudgetSpec]):
     watts: float | None = None
     """What is shared now; None: nothing has been yet."""
     decision: BudgetDecision = field(default_factory=BudgetDecision)
@@ -100,7 +98,7 @@ class _Budget(ClusterObject):
         return spec if self.watts is None else replace(spec, watts=max(1, int(self.watts)))
 
 
-class PowerBudgets:
+class PowerBudgets(ClusterObjects[_Budget]):
     """All PowerBudgets of the cluster."""
 
     def __init__(
@@ -122,6 +120,7 @@ class PowerBudgets:
                 long after it was taken over it is not known which ranks of a job run.
             others: the jobs of other replicas.
         """
+        super().__init__(partial(_Budget, keys.BUDGET_KIND), parse_budget)
         self._kube = kube
         self._metrics = metrics
         self._runners = runners
@@ -131,7 +130,6 @@ class PowerBudgets:
         """Whether this replica decides the shares."""
         self._settled_s = math.inf
         """When every job must have been observed (monotonic), if this replica leads."""
-        self._budgets: dict[str, _Budget] = {}
         self._read: dict[str, tuple[Mapping[str, Any], Member | None]] = {}
         """What was read of other replicas' jobs, and from which status: most stay as they are for long."""
         self._held_w: dict[str, float] = {}
@@ -139,43 +137,23 @@ class PowerBudgets:
         self._namespaces = NamespaceLabels(kube)
         self._ticked_s: float | None = None
 
-    async def restore(self) -> None:
-        """List all budgets: before any job is observed, so that their shares hold from the first reconciliation on, and
-        now and then, for those of which the watch has missed something.
+    async def _list(self) -> list[Json]:
+        return await self._kube.power_budgets()
 
-        Raises:
-            KubeError: no answer.
-        """
-        known = list(self._budgets.values())
-        listed = await self._kube.power_budgets()
-        for body in listed:
-            self.observe(body)
-        for budget in vanished(known, listed):
-            self._forget(budget)
+    async def _send(self, name: str, uid: str, status: Json) -> str:
+        return await self._kube.write_budget_status(name, uid, status)
 
-    def observe(self, body: Mapping[str, Any]) -> None:
-        """Take in a PowerBudget as it is now."""
-        metadata = body["metadata"]
-        name, uid = str(metadata["name"]), str(metadata["uid"])
-        known = self._budgets.get(name)
-        if known is None or known.uid != uid:
-            known = self._budgets[name] = _Budget(keys.BUDGET_KIND, name, uid)
-            _take_over(known, body)
-        elif not self._leads:
-            _take_over(known, body)
-        known.observed(body)
-        try:
-            known.spec, known.fault = parse_budget(body.get("spec")), ""
-        except InvalidSpec as error:
-            known.fault = str(error)
+    def _observed(self, known: _Budget, status: Mapping[str, Any], *, new: bool) -> None:
+        if new or not self._leads:  # as another replica, or an operator before this one, has decided
+            known.decision = power_budget.decision_from_status(status)
+            known.watts = status.get("watts")
         for runner in self._runners():
             self.grant_share(runner)
 
-    def deleted(self, body: Mapping[str, Any]) -> None:
-        """Take in that a PowerBudget does not exist any more."""
-        known = self._budgets.get(str(body["metadata"]["name"]))
-        if known is not None and known.uid == body["metadata"]["uid"]:
-            self._forget(known)
+    def _forgotten(self, known: _Budget) -> None:
+        self._metrics.forget_budget(known.name)
+        for runner in self._runners():
+            self.grant_share(runner)
 
     def grant_share(self, runner: SharingJob) -> None:
         """Grant a job its strictest share; a share that is not known yet is stricter than any other."""
@@ -183,7 +161,7 @@ class PowerBudgets:
         held_w = self._held_w.get(job, math.inf)
         shares = [
             budget.decision.share(budget.name, job, held_w, budget.spec.fallback.hold_seconds)
-            for budget in self._budgets.values()
+            for budget in self._objects.values()
             if budget.spec is not None and self._selects(budget.spec, runner.ref.namespace, runner.labels) is not False
         ]
         runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
@@ -198,20 +176,20 @@ class PowerBudgets:
         if leads and not self._leads:
             self._settled_s = now.monotonic_s + self._grace_s
         if self._leads and not leads:
-            for budget in self._budgets.values():
+            for budget in self._objects.values():
                 self._metrics.forget_budget(budget.name)
         self._leads = leads
         elapsed_s = 0.0 if self._ticked_s is None else now.monotonic_s - self._ticked_s
         self._ticked_s = now.monotonic_s
         runners = list(self._runners())
-        others = list(self._others()) if leads and self._budgets else []
-        if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._budgets.values()):
+        others = list(self._others()) if leads and self._objects else []
+        if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._objects.values()):
             namespaces = {runner.ref.namespace for runner in runners} | {other.namespace for other in others}
             await self._namespaces.refresh(namespaces, now.monotonic_s)
         own = self._own_members(runners, now)
         theirs = self._other_members(others)
         if leads:
-            for budget in self._budgets.values():
+            for budget in self._objects.values():
                 if budget.spec is not None:
                     budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
                     self._decide(budget, budget.shared(budget.spec), own, theirs, now)
@@ -219,7 +197,7 @@ class PowerBudgets:
             self.grant_share(runner)
         if leads:
             settled = now.monotonic_s >= self._settled_s
-            for budget in list(self._budgets.values()):
+            for budget in list(self._objects.values()):
                 # A restart changes nothing: the status of before stands until every job has been observed.
                 if not (budget.decision.unknown and not settled):
                     await self._write(budget, now)
@@ -271,7 +249,7 @@ class PowerBudgets:
         budget.decision = power_budget.lower_first(decision, budget.decision)
 
     def _is_selected(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        specs = (budget.spec for budget in self._budgets.values() if budget.spec is not None)
+        specs = (budget.spec for budget in self._objects.values() if budget.spec is not None)
         return any(self._selects(spec, namespace, labels) for spec in specs)
 
     def _selects(self, spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool | None:
@@ -288,35 +266,16 @@ class PowerBudgets:
             self._metrics.set_budget(budget.name, shared.watts, figures, kept=within.status)
             conditions.append(within)
             fields = dump(figures)
-        await budget.write(conditions, fields, now, self._kube.write_budget_status)
-        if budget.gone:
-            self._forget(budget)
-
-    def _forget(self, budget: _Budget) -> None:
-        """It does not exist any more."""
-        if self._budgets.get(budget.name) is not budget:
-            return
-        del self._budgets[budget.name]
-        self._metrics.forget_budget(budget.name)
-        for runner in self._runners():
-            self.grant_share(runner)
-
-
-def _take_over(budget: _Budget, body: Mapping[str, Any]) -> None:
-    """Take in what another replica, or an operator before this one, has decided."""
-    status = body.get("status") or {}
-    budget.decision = power_budget.decision_from_status(status)
-    budget.watts = status.get("watts")
+        await self._write_status(budget, conditions, fields, now)
 
 
 def _accepted(budget: _Budget) -> BudgetStatement:
-    if not budget.fault:
-        message = "The manifest is valid."
-        if budget.spec is not None and budget.spec.selector.match_labels:
-            message += (
-                " spec.selector.matchLabels is no limit to tenants, who choose the labels of their PerseusJobs."
-                " namespaces and namespaceSelector are."
-            )
-        return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
-    note = " The spec accepted before stays in force." if budget.spec is not None else ""
-    return BudgetStatement(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + note)
+    if budget.refusal:
+        return BudgetStatement(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.refusal)
+    message = "The manifest is valid."
+    if budget.spec is not None and budget.spec.selector.match_labels:
+        message += (
+            " spec.selector.matchLabels is no limit to tenants, who choose the labels of their PerseusJobs."
+            " namespaces and namespaceSelector are."
+        )
+    return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)

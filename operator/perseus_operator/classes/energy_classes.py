@@ -13,7 +13,8 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.api.energy_class import (
@@ -26,7 +27,7 @@ from perseus_operator.api.energy_class import (
     refusal,
 )
 from perseus_operator.api.schema import DNS_NAME, dump
-from perseus_operator.clients.kube.cluster_object import ClusterObject, vanished
+from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
 from perseus_operator.nodes.workloads import workload_of
 from perseus_operator.objects.values import Json, Now, Owner, Pod
@@ -88,66 +89,34 @@ class _Attempts:
         self.failed, self.retry_at_s = 0, 0.0
 
 
-@dataclass
-class _Class(ClusterObject):
-    spec: ClassSpec | None = None
-    """The last accepted one."""
-
-
-class EnergyClasses:
+class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
     """All EnergyClasses of the cluster."""
 
     def __init__(self, kube: ClassStore, *, grace_s: float) -> None:
         """``grace_s``: how long after a start no PerseusJob is made, as those that exist may not be observed yet."""
+        super().__init__(partial(ClusterObject[ClassSpec], keys.CLASS_KIND), parse_class)
         self._kube = kube
         self._grace_s = grace_s
         self._settled_s: float | None = None
-        self._classes: dict[str, _Class] = {}
         self._attempts: dict[JobKey, _Attempts] = {}
         """Of the PerseusJobs that pods wait for."""
         self._turns: dict[str, int] = {}
         """When each namespace whose pods wait had its last turn, by count."""
         self._turn = 0
 
-    async def restore(self) -> None:
-        """List all classes: at the start, and now and then, for those of which the watch has missed something.
+    async def _list(self) -> list[Json]:
+        return await self._kube.energy_classes()
 
-        Raises:
-            KubeError: no answer.
-        """
-        known = list(self._classes.values())
-        listed = await self._kube.energy_classes()
-        for body in listed:
-            self.observe(body)
-        for each in vanished(known, listed):
-            self._forget(each)
+    async def _send(self, name: str, uid: str, status: Json) -> str:
+        return await self._kube.write_class_status(name, uid, status)
 
-    def observe(self, body: Mapping[str, Any]) -> None:
-        """Take in an EnergyClass as it is now."""
-        metadata = body["metadata"]
-        name, uid = str(metadata["name"]), str(metadata["uid"])
-        known = self._classes.get(name)
-        if known is None or known.uid != uid:
-            known = self._classes[name] = _Class(keys.CLASS_KIND, name, uid)
-        before = known.spec, known.fault
-        known.observed(body)
-        try:
-            known.spec, known.fault = parse_class(body.get("spec")), ""
-        except InvalidSpec as error:
-            known.fault = str(error)
-        if (known.spec, known.fault) != before:  # what was refused may be right now
-            for attempts in self._attempts.values():
-                attempts.due()
-
-    def deleted(self, body: Mapping[str, Any]) -> None:
-        """Take in that an EnergyClass does not exist any more. PerseusJobs that were made of it stay."""
-        known = self._classes.get(str(body["metadata"]["name"]))
-        if known is not None and known.uid == body["metadata"]["uid"]:
-            self._forget(known)
+    def _spec_changed(self) -> None:
+        for attempts in self._attempts.values():  # what was refused may be right now
+            attempts.due()
 
     async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
         """See ``services.ProfileGrants``."""
-        known = self._classes.get(energy_class)
+        known = self._objects.get(energy_class)
         if known is None or known.spec is None or known.spec.profiles_from is None:
             return None
         not_for_it = refusal(energy_class, known.spec, namespace, await self._labels(known.spec, namespace))
@@ -168,11 +137,8 @@ class EnergyClasses:
         if now.monotonic_s >= self._settled_s:
             await asyncio.gather(*(self._make(key, pod, now) for key, pod in await self._due(now, pods_of, jobs)))
         made = [labels.get(keys.LABEL_CLASS) for labels in jobs.values()]
-        for known in list(self._classes.values()):
-            figures = dump(ClassFigures(jobs=made.count(known.name)))
-            await known.write([_accepted(known)], figures, now, self._kube.write_class_status)
-            if known.gone:
-                self._forget(known)
+        for known in list(self._objects.values()):
+            await self._write_status(known, [_accepted(known)], dump(ClassFigures(jobs=made.count(known.name))), now)
 
     async def _due(
         self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
@@ -205,10 +171,6 @@ class EnergyClasses:
                     del due[namespace]
         return chosen
 
-    def _forget(self, known: _Class) -> None:
-        if self._classes.get(known.name) is known:
-            del self._classes[known.name]
-
     async def _make(self, key: JobKey, pod: Pod, now: Now) -> None:
         """Make the PerseusJob of a pod, or say on the pod why not."""
         attempts = self._attempts.get(key)
@@ -224,7 +186,7 @@ class EnergyClasses:
             if why:
                 await self._refuse(key, pod, owner, why, attempts)
                 return
-            spec = self._classes[pod.energy_class].spec
+            spec = self._objects[pod.energy_class].spec
             assert spec is not None
             reference = None if workload is None else (workload.kind, workload.name)
             await self._kube.create_job(
@@ -238,7 +200,7 @@ class EnergyClasses:
 
     async def _refusal(self, pod: Pod) -> str:
         """Why a pod's class cannot be applied; empty: it can."""
-        known = self._classes.get(pod.energy_class)
+        known = self._objects.get(pod.energy_class)
         found = None if known is None else known.spec or InvalidSpec(known.fault)
         if why := refusal(pod.energy_class, found, pod.namespace, await self._labels(found, pod.namespace)):
             return f"it {why}"
@@ -273,11 +235,10 @@ class _Statement:
     message: str
 
 
-def _accepted(known: _Class) -> _Statement:
-    if not known.fault:
-        return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
-    note = " The spec accepted before stays in force." if known.spec is not None else ""
-    return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.fault + note)
+def _accepted(known: ClusterObject[ClassSpec]) -> _Statement:
+    if known.refusal:
+        return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.refusal)
+    return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
 
 
 def _reference(pod: Pod) -> Owner:

@@ -627,7 +627,7 @@ async def test_who_takes_over_keeps_the_shares(pair: Pair) -> None:
     await second.tick(leads=True)
     assert second.jobs["b"].state.job.share.watts == before["b"]
     assert second.jobs["b"].state.job.draw is None
-    assert sum(second.budgets._budgets["hall"].decision.allocation.shares_w.values()) <= 1.6 * full_w
+    assert sum(second.budgets._objects["hall"].decision.allocation.shares_w.values()) <= 1.6 * full_w
     assert await pair.first.budgets.tick(Now(500.0, 1_900_000_500.0), leads=False) is None
     assert pair.first.jobs["a"].state.job.draw is not None
     assert "perseus_budget_watts{" not in pair.first.metrics.exposition().decode(), "one replica shows it"

@@ -1,32 +1,39 @@
-"""A cluster-wide object of ours whose status the operator writes: conditions that are merged, and figures."""
+"""Cluster-wide objects of ours, as they were observed last, and their status, which the operator writes.
+
+A kind of them is a ``ClusterObjects``: what is listed and watched is taken in there, and the last spec that was
+accepted stays in force while another is refused. What follows from an object is for the subclass.
+"""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from perseus_operator.api.conditions import Statement, merge_conditions
 from perseus_operator.clients.kube.versioned import Versioned
-from perseus_operator.errors import KubeError, KubeNotFound
+from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.objects.values import Json, Now
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 5.0
-Named = TypeVar("Named", bound="ClusterObject")
+Spec = TypeVar("Spec")
 
 
 @dataclass
-class ClusterObject:
+class ClusterObject(Generic[Spec]):
     """One object as it was observed last."""
 
     kind: str
     name: str
     uid: str
     generation: int = 0
+    spec: Spec | None = None
+    """The last accepted one."""
     fault: str = ""
     """Why its spec is not accepted; empty: it is."""
     stored: Versioned[Json] = field(default_factory=lambda: Versioned({}))
@@ -35,11 +42,22 @@ class ClusterObject:
     gone: bool = False
     """It was found to be deleted as its status was written, before the watch has said so."""
 
-    def observed(self, body: Mapping[str, Any]) -> None:
-        """Take in the object as it is now."""
-        metadata = body["metadata"]
+    def observed(self, body: Mapping[str, Any], parse: Callable[[Any], Spec]) -> bool:
+        """Take in the object as it is now; whether another spec is accepted than before, or another fault found."""
+        metadata, before = body["metadata"], (self.spec, self.fault)
         self.stored.observed(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
         self.generation = int(metadata.get("generation", 1))
+        try:
+            self.spec, self.fault = parse(body.get("spec")), ""
+        except InvalidSpec as error:
+            self.fault = str(error)
+        return (self.spec, self.fault) != before
+
+    @property
+    def refusal(self) -> str:
+        """Why its spec is not accepted, and what holds instead; empty: it is."""
+        note = " The spec accepted before stays in force." if self.spec is not None else ""
+        return self.fault and self.fault + note
 
     async def write(
         self,
@@ -78,9 +96,82 @@ class ClusterObject:
             self.stored.write_succeeded(version)
 
 
-def vanished(known: Iterable[Named], listed: Iterable[Mapping[str, Any]]) -> list[Named]:
-    """Those that a list does not have which was asked for after they were known: deletions that the watch has missed,
-    as between the list of an operator that starts and the begin of its watch.
-    """
-    uids = {str(body["metadata"]["uid"]) for body in listed}
-    return [each for each in known if each.uid not in uids]
+Kept = TypeVar("Kept", bound=ClusterObject[Any])
+
+
+class ClusterObjects(ABC, Generic[Kept]):
+    """All objects of one kind."""
+
+    def __init__(self, make: Callable[[str, str], Kept], parse: Callable[[Any], Any]) -> None:
+        """Know none yet.
+
+        Args:
+            make: an object of a name and UID.
+            parse: its spec; raises InvalidSpec.
+        """
+        self._new, self._parse = make, parse
+        self._objects: dict[str, Kept] = {}
+
+    async def restore(self) -> None:
+        """List all: at the start, before any job is observed, and now and then, for what the watch has missed.
+
+        A deletion is missed, for one, between the list of an operator that starts and the begin of its watch.
+
+        Raises:
+            KubeError: no answer.
+        """
+        known = list(self._objects.values())
+        listed = await self._list()
+        for body in listed:
+            self.observe(body)
+        uids = {str(body["metadata"]["uid"]) for body in listed}
+        for each in known:
+            if each.uid not in uids:
+                self._forget(each)
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """Take in an object as it is now."""
+        name, uid = str(body["metadata"]["name"]), str(body["metadata"]["uid"])
+        known = self._objects.get(name)
+        new = known is None or known.uid != uid
+        if known is None or new:
+            known = self._objects[name] = self._new(name, uid)
+        changed = known.observed(body, self._parse)
+        self._observed(known, body.get("status") or {}, new=new)
+        if changed:
+            self._spec_changed()
+
+    def deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that an object does not exist any more."""
+        known = self._objects.get(str(body["metadata"]["name"]))
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            self._forget(known)
+
+    async def _write_status(self, known: Kept, conditions: Iterable[Statement], figures: Json, now: Now) -> None:
+        """Write the status of an object if it has changed."""
+        await known.write(conditions, figures, now, self._send)
+        if known.gone:
+            self._forget(known)
+
+    def _forget(self, known: Kept) -> None:
+        """It does not exist any more."""
+        if self._objects.get(known.name) is known:
+            del self._objects[known.name]
+            self._forgotten(known)
+
+    @abstractmethod
+    async def _list(self) -> list[Json]:
+        """Read all of them."""
+
+    @abstractmethod
+    async def _send(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status of one of them; its version after it."""
+
+    def _observed(self, known: Kept, status: Mapping[str, Any], *, new: bool) -> None:
+        """What follows from an object that was observed with this status, for the first time or again."""
+
+    def _spec_changed(self) -> None:
+        """What follows from another spec, or from another fault of one."""
+
+    def _forgotten(self, known: Kept) -> None:
+        """What follows from the end of an object."""
