@@ -16,11 +16,12 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from perseus_operator.api.budget import BudgetFigures, BudgetSpec, parse_budget
-from perseus_operator.api.job import JobSpec, parse_spec
-from perseus_operator.api.schema import openapi_of
+from perseus_operator.api.budget import BudgetFigures, BudgetSpec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import openapi_of, parse_spec
 from perseus_operator.api.status import GuardStatus, HardwareStatus
 from perseus_operator.budgets.budget import decision_from_status
 from perseus_operator.clients.agents.hardware import gpu_of
@@ -207,8 +208,8 @@ KINDS: dict[str, Kind] = {
     "telemetry": (telemetry, read_event, ()),
     "node description": (description, read_description, ()),
     "annotation": (annotation, parse_annotation, (InvalidSpec,)),
-    "PerseusJob": (job, parse_spec, (InvalidSpec,)),
-    "PowerBudget": (resource_of(BudgetSpec), parse_budget, (InvalidSpec,)),
+    "PerseusJob": (job, partial(parse_spec, JobSpec), (InvalidSpec,)),
+    "PowerBudget": (resource_of(BudgetSpec), partial(parse_spec, BudgetSpec), (InvalidSpec,)),
     "PowerBudget's status": (resource_of(BudgetFigures), decision_from_status, ()),
     "guard's status": (resource_of(GuardStatus), read_guard, ()),
     "hardware's status": (resource_of(HardwareStatus), hardware_from_status, ()),

@@ -20,7 +20,8 @@ from typing import Any, cast
 import numpy as np
 
 from perseus_core import keys
-from perseus_operator.api.energy_class import parse_class
+from perseus_operator.api.energy_class import ClassSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.classes.energy_classes import EnergyClasses
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.clients.kube.pods import pod_of
@@ -152,7 +153,7 @@ async def _pods() -> None:
             return "1"
 
     classes = EnergyClasses(cast(Any, Kube()), grace_s=0.0)
-    assert parse_class({"objective": {"type": "MinEnergy"}})
+    assert parse_spec(ClassSpec, {"objective": {"type": "MinEnergy"}})
     pods = {}
     for number in range(PODS):
         labels = {keys.LABEL_JOB: f"t-{number}", keys.LABEL_CLASS: "no-such-class"}

@@ -16,12 +16,12 @@ import yaml
 from tests.offenders import about_each
 
 from perseus_core import keys
-from perseus_operator.api.budget import parse_budget
+from perseus_operator.api.budget import BudgetSpec
 from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, profile_crd
-from perseus_operator.api.energy_class import parse_class
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.energy_class import ClassSpec
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import ScheduleName
-from perseus_operator.api.schema import dump, openapi_of
+from perseus_operator.api.schema import dump, openapi_of, parse_spec
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.errors import InvalidSpec
 from perseus_solver.schedules import SCHEDULES
@@ -121,17 +121,17 @@ def test_the_samples_are_accepted() -> None:
         for document in yaml.safe_load_all(path.read_text()):
             if document and document["kind"] == keys.KIND:
                 jsonschema.validate(document["spec"], SPEC)
-                parse_spec(document["spec"])
+                parse_spec(JobSpec, document["spec"])
             if document and document["kind"] == keys.BUDGET_KIND:
                 jsonschema.validate(document["spec"], BUDGET["properties"]["spec"])
-                parse_budget(document["spec"])
+                parse_spec(BudgetSpec, document["spec"])
             if document and document["kind"] == keys.CLASS_KIND:
                 jsonschema.validate(document["spec"], CLASS["properties"]["spec"])
-                parse_class(document["spec"])
+                parse_spec(ClassSpec, document["spec"])
 
 
 def test_defaults_are_the_same_in_schema_and_parser() -> None:
-    parsed = dump(parse_spec(MINIMAL))
+    parsed = dump(parse_spec(JobSpec, MINIMAL))
     for name, schema in SPEC["properties"].items():
         if "default" in schema:
             assert parsed[name] == schema["default"], name
@@ -239,27 +239,27 @@ def schema_accepts(spec: Any) -> bool:
 def test_accepted(changes: dict[str, Any]) -> None:
     spec = {**MINIMAL, **changes}
     assert schema_accepts(spec)
-    parsed = parse_spec(spec)
+    parsed = parse_spec(JobSpec, spec)
     assert schema_accepts(dump(parsed))
-    assert parse_spec(dump(parsed)) == parsed
+    assert parse_spec(JobSpec, dump(parsed)) == parsed
 
 
 @pytest.mark.parametrize("left_out", [["pipeline"], ["profile"], ["pipeline", "profile"]], ids=str)
 def test_shape_and_profile_may_be_left_to_the_training_processes(left_out: list[str]) -> None:
     spec = {key: value for key, value in MINIMAL.items() if key not in left_out}
     assert schema_accepts(spec)
-    parsed = parse_spec(spec)
+    parsed = parse_spec(JobSpec, spec)
     assert dump(parsed).keys() & {"pipeline", "profile"} == MINIMAL.keys() - set(left_out)
-    assert parse_spec(dump(parsed)) == parsed
+    assert parse_spec(JobSpec, dump(parsed)) == parsed
 
 
 def test_a_job_with_a_fixed_clock_has_neither_pipeline_nor_profile() -> None:
     spec = {"objective": {"type": "FixedClock", "clockMegahertz": 900}}
     assert schema_accepts(spec)
-    parsed = parse_spec(spec)
+    parsed = parse_spec(JobSpec, spec)
     assert not parsed.is_planned
     assert not {"pipeline", "profile"} & dump(parsed).keys()
-    assert parse_spec(dump(parsed)) == parsed
+    assert parse_spec(JobSpec, dump(parsed)) == parsed
 
 
 @pytest.mark.parametrize(("path", "value", "message", "by_schema"), REFUSED, ids=lambda v: str(v)[:40])
@@ -273,7 +273,7 @@ def test_refused(path: str, value: Any, message: str, by_schema: bool) -> None:
     else:
         inner[names[-1]] = value
     with pytest.raises(InvalidSpec) as refused:
-        parse_spec(spec)
+        parse_spec(JobSpec, spec)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert schema_accepts(spec) is not by_schema
@@ -285,7 +285,7 @@ def test_refused(path: str, value: Any, message: str, by_schema: bool) -> None:
 @pytest.mark.parametrize("raw", [None, [], "x", {"pipelin": {}}])
 def test_a_value_that_is_no_spec_is_refused(raw: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"^spec"):
-        parse_spec(raw)
+        parse_spec(JobSpec, raw)
 
 
 def test_the_fields_that_the_training_processes_run_are_immutable() -> None:

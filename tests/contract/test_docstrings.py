@@ -32,8 +32,7 @@ FACES = {
     "perseus_client.torch_pipelining": ("attach",),
     "perseus_client.megatron": ("attach",),
     "perseus_client.deepspeed": ("attach",),
-    "perseus_operator.api.job": ("parse_spec",),
-    "perseus_operator.api.budget": ("parse_budget",),
+    "perseus_operator.api.schema": ("parse_spec",),
     "perseus_operator.api.conditions": ("merge_conditions",),
     "perseus_operator.families.training.decide": ("decide",),
     "perseus_operator.plugin.cli": ("run",),
@@ -52,7 +51,7 @@ EXAMPLES = (
     "perseus_runtime.logs",
     "perseus_core.rank",
     "perseus_core.units",
-    "perseus_operator.api.job",
+    "perseus_operator.api.schema",
 )
 
 

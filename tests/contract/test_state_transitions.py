@@ -29,13 +29,6 @@ STATE = {
     "families/training/features/profile/progress.py": "ProfilingProgress",
     "families/training/features/profile/observation.py": "Observation",
 }
-OTHERS = {
-    # Values of their own that happen to have a field of the same name: a budget, a node's metrics.
-    "classes/energy_classes.py": {"spec", "fault"},
-    "budgets/power_budgets.py": {"generation", "spec", "fault", "retry_at_s"},
-}
-
-
 MUTATING = {"append", "add", "pop", "clear", "update", "setdefault", "remove", "discard"}
 
 
@@ -87,7 +80,7 @@ def test_only_the_state_itself_changes_its_fields() -> None:
         Offence(module, target.lineno, f"{ast.unparse(target)}: call a named method of the state instead")
         for module in modules
         for target in written_attributes(tree_of(module))
-        if target.attr in declared - OTHERS.get(str(module.relative_to(ROOT)), set()) and not own_name(target)
+        if target.attr in declared and not own_name(target)
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from perseus_core import keys
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.nodes.workloads import PRESETS, Preset
 
@@ -52,8 +53,8 @@ def test_there_is_an_example_of_each_kind_and_its_pods_opt_in() -> None:
 
 def test_the_perseus_manifests_are_accepted() -> None:
     (job,) = [document for document in documents() if document.get("kind") == keys.KIND]
-    assert parse_spec(job["spec"]).workload is not None
+    assert parse_spec(JobSpec, job["spec"]).workload is not None
     fragments = [document for document in documents() if "apiVersion" not in document]
     assert len(fragments) == 2
     for fragment in fragments:
-        assert parse_spec(job["spec"] | fragment["spec"]).workload is not None
+        assert parse_spec(JobSpec, job["spec"] | fragment["spec"]).workload is not None

@@ -21,8 +21,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from perseus_core import keys
-from perseus_operator.api.job import parse_spec
-from perseus_operator.api.schema import dump
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import dump, parse_spec
 from perseus_operator.errors import InvalidSpec
 from perseus_sim.cluster.api_servers import Feature, Server
 
@@ -95,7 +95,7 @@ def jobs(api: Any, crd: Any, namespace: str) -> Jobs:
 def parser_refusal(spec: Any) -> str | None:
     """Return why the operator's parser refuses a spec; None if it accepts it."""
     try:
-        parse_spec(spec)
+        parse_spec(JobSpec, spec)
     except InvalidSpec as error:
         return str(error)
     return None
@@ -129,7 +129,7 @@ def test_the_sample_is_accepted(jobs: Jobs) -> None:
 )
 def test_server_and_operator_set_the_same_defaults(jobs: Jobs, changes: dict[str, Any]) -> None:
     spec = edited(changes)
-    assert jobs.create(spec)["spec"] == dump(parse_spec(spec))
+    assert jobs.create(spec)["spec"] == dump(parse_spec(JobSpec, spec))
 
 
 # --------------------------------------------------------------------------------------------- what is refused

@@ -24,7 +24,8 @@ from perseus_operator.objects.values import JobRef
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_solver.schedules import build_schedule
 
-from perseus_operator.api.job import parse_spec  # isort: skip
+from perseus_operator.api.job import JobSpec  # isort: skip
+from perseus_operator.api.schema import parse_spec  # isort: skip
 
 PIPELINES, STAGES = 2, 2
 SCHEDULE = build_schedule("1f1b", stages=STAGES, microbatches=2)
@@ -148,10 +149,11 @@ def test_no_report_ends_a_reader_and_all_keep_a_bounded_amount(said: list[Report
     said = [report for report in said if is_valid_report(report)]
     state, history = Training(PerseusJob(JobRef("a", "b", "u"))), History(PIPELINES, STAGES)
     spec = parse_spec(
+        JobSpec,
         {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 2, "dataParallel": PIPELINES},
             "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
-        }
+        },
     )
     state.spec_accepted(spec)
     aggregator, detector, hardware = (

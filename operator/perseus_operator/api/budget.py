@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE
-from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, parse, text
-from perseus_operator.errors import InvalidSpec
+from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, text
 
 MAX_JOBS = 1000
 """Shares that a status shows; all count."""
@@ -189,20 +188,3 @@ class BudgetReason(StrEnum):
     NO_JOBS = "NoJobs"
     TOO_SMALL = "BudgetTooSmall"
     POWER_UNKNOWN = "PowerUnknown"
-
-
-def parse_budget(raw: Any) -> BudgetSpec:
-    """Parse the spec of a PowerBudget.
-
-    Args:
-        raw: ``spec`` as the API server sends it; None: absent.
-
-    Returns:
-        The spec with all defaults.
-
-    Raises:
-        InvalidSpec: one line, ``spec.field: rule``.
-    """
-    if raw is None:
-        raise InvalidSpec("spec: is required")
-    return parse(BudgetSpec, raw, "spec")

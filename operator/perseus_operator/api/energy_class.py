@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from perseus_operator.api.comparison import Comparison
 from perseus_operator.api.job import Mode, Online, Straggler
 from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import Objective, ObjectiveType
-from perseus_operator.api.schema import choice, dump, integer, nested, parse, text
+from perseus_operator.api.schema import choice, dump, integer, nested, text
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects.values import Json
@@ -92,23 +91,6 @@ class ClassReason(StrEnum):
     SPEC_INVALID = "SpecInvalid"
     NOT_APPLIED = "EnergyClassNotApplied"
     """Of an event on a pod: its class does not exist, is invalid, or is not for its namespace."""
-
-
-def parse_class(raw: Any) -> ClassSpec:
-    """Parse the spec of an EnergyClass.
-
-    Args:
-        raw: ``spec`` as the API server sends it; None: absent.
-
-    Returns:
-        The spec with all defaults.
-
-    Raises:
-        InvalidSpec: one line, ``spec.field: rule``.
-    """
-    if raw is None:
-        raise InvalidSpec("spec: is required")
-    return parse(ClassSpec, raw, "spec")
 
 
 def refusal(name: str, found: ClassSpec | InvalidSpec | None, namespace: str, labels: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from perseus_core import keys
 from perseus_core.units import ratio_from_percent
@@ -19,7 +19,6 @@ from perseus_operator.api.objective import PERCENT, PERCENT_RULE, Objective, Obj
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, flag, integer, nested, parse, text
 from perseus_operator.api.workload import Workload
-from perseus_operator.errors import InvalidSpec
 
 MAX_BLOCKING_POWER_MW = 2_000_000
 
@@ -361,28 +360,3 @@ class JobSpec:
             profile = replace(profile, profile_ref=ProfileRef(name=name), online=profile.online or Online.default())
         pipeline = shape if shape is not None and self.pipeline is NO_PIPELINE else self.pipeline
         return replace(self, profile=profile, pipeline=pipeline)
-
-
-def parse_spec(raw: Any) -> JobSpec:
-    """Parse the spec of a PerseusJob.
-
-    Args:
-        raw: ``spec`` as the API server sends it; None: absent.
-
-    Returns:
-        The spec with all defaults.
-
-    Raises:
-        InvalidSpec: one line, ``spec.field: rule``.
-
-    >>> profile = {"configMapRef": {"name": "gpt3"}, "blockingPowerMilliwatts": 80000}
-    >>> spec = parse_spec({"pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8}, "profile": profile})
-    >>> spec.objective.type, spec.pipeline.data_parallel
-    (<ObjectiveType.MAX_THROUGHPUT: 'MaxThroughput'>, 1)
-    >>> parse_spec({"pipeline": {"schedule": "1F1B", "stages": 4}, "profile": profile})
-    Traceback (most recent call last):
-    perseus_operator.errors.InvalidSpec: spec.pipeline: microbatches must be set for a schedule by name
-    """
-    if raw is None:
-        raise InvalidSpec("spec: is required")
-    return parse(JobSpec, raw, "spec")

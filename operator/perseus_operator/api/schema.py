@@ -341,6 +341,34 @@ def parse(model: type[T], raw: object, path: str) -> T:
     return result
 
 
+def parse_spec(model: type[T], raw: object) -> T:
+    """Parse the spec of a custom resource.
+
+    Args:
+        model: of the spec: ``JobSpec``, ``BudgetSpec`` or ``ClassSpec``.
+        raw: ``spec`` as the API server sends it; None: absent.
+
+    Returns:
+        The spec with all defaults.
+
+    Raises:
+        InvalidSpec: one line, ``spec.field: rule``.
+
+    >>> from perseus_operator.api.job import JobSpec
+    >>> profile = {"configMapRef": {"name": "gpt3"}, "blockingPowerMilliwatts": 80000}
+    >>> pipeline = {"schedule": "1F1B", "stages": 4, "microbatches": 8}
+    >>> spec = parse_spec(JobSpec, {"pipeline": pipeline, "profile": profile})
+    >>> spec.objective.type, spec.pipeline.data_parallel
+    (<ObjectiveType.MAX_THROUGHPUT: 'MaxThroughput'>, 1)
+    >>> parse_spec(JobSpec, {"pipeline": {"schedule": "1F1B", "stages": 4}, "profile": profile})
+    Traceback (most recent call last):
+    perseus_operator.errors.InvalidSpec: spec.pipeline: microbatches must be set for a schedule by name
+    """
+    if raw is None:
+        raise InvalidSpec("spec: is required")
+    return parse(model, raw, "spec")
+
+
 def parse_stored(model: type[T], raw: object) -> T | None:
     """Parse what an operator has stored: of another release perhaps, whose further fields are left out; None: there is
     nothing, or nothing that this release understands.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from perseus_core import keys
-from perseus_operator.api.budget import BudgetCondition, BudgetFigures, BudgetReason, BudgetSpec, parse_budget
+from perseus_operator.api.budget import BudgetCondition, BudgetFigures, BudgetReason, BudgetSpec
 from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.api.schema import dump
 from perseus_operator.budgets import budget as power_budget
@@ -120,7 +120,7 @@ class PowerBudgets(ClusterObjects[_Budget]):
                 long after it was taken over it is not known which ranks of a job run.
             others: the jobs of other replicas.
         """
-        super().__init__(partial(_Budget, keys.BUDGET_KIND), parse_budget)
+        super().__init__(partial(_Budget, keys.BUDGET_KIND), BudgetSpec)
         self._kube = kube
         self._metrics = metrics
         self._runners = runners

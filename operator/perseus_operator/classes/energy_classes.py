@@ -23,7 +23,6 @@ from perseus_operator.api.energy_class import (
     ClassReason,
     ClassSpec,
     job_of_class,
-    parse_class,
     refusal,
 )
 from perseus_operator.api.schema import DNS_NAME, dump
@@ -94,7 +93,7 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
 
     def __init__(self, kube: ClassStore, *, grace_s: float) -> None:
         """``grace_s``: how long after a start no PerseusJob is made, as those that exist may not be observed yet."""
-        super().__init__(partial(ClusterObject[ClassSpec], keys.CLASS_KIND), parse_class)
+        super().__init__(partial(ClusterObject[ClassSpec], keys.CLASS_KIND), ClassSpec)
         self._kube = kube
         self._grace_s = grace_s
         self._settled_s: float | None = None

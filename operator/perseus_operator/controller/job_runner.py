@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.power_status import DrawStatus
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.budgets.member import Member
 from perseus_operator.controller.node_session import NodeSession
@@ -125,7 +126,7 @@ class JobRunner:
             return
         self._raw_spec = raw_spec
         try:
-            spec = parse_spec(raw_spec)
+            spec = parse_spec(JobSpec, raw_spec)
         except InvalidSpec as error:
             self.job.spec_rejected(Explanation(Reason.SPEC_INVALID, str(error)))
         else:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from perseus_core import keys
-from perseus_operator.api.energy_class import ClassSpec, parse_class, refusal
+from perseus_operator.api.energy_class import ClassSpec, refusal
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.objects.values import Json
 
@@ -90,7 +91,7 @@ def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> J
 
 def _class(reader: ClassReader, name: str) -> ClassSpec | InvalidSpec | None:
     try:
-        return parse_class(reader.energy_class(name).get("spec"))
+        return parse_spec(ClassSpec, reader.energy_class(name).get("spec"))
     except InvalidSpec as error:
         return error
     except KubeNotFound:

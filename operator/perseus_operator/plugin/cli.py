@@ -18,7 +18,8 @@ from typing import Any, Final, TextIO
 import yaml
 
 from perseus_core import keys
-from perseus_operator.api.job import StragglerMode, parse_spec
+from perseus_operator.api.job import JobSpec, StragglerMode
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import (
     CannotAnswer,
     InvalidSpec,
@@ -148,7 +149,7 @@ def _set(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
 
     def edit(job: Json, before: str) -> str:
         entry = Declaration(_straggler_id(job, options), _delay_s(job, options.delay), options.slowdown)
-        spec = parse_spec(job.get("spec"))
+        spec = parse_spec(JobSpec, job.get("spec"))
         when = f" in {entry.delay_s:g} s" if entry.delay_s else ""
         messages[:] = [f"{_named(options)} of {namespace}/{options.job} takes {entry.slowdown:g} times as long{when}"]
         if entry.slowdown == 1.0:

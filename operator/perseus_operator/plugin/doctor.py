@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.objective import ObjectiveType
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.status.unmeasured import why_unmeasured
 from perseus_operator.objects.formatting import slowed_by
@@ -224,7 +225,7 @@ def _savings(job: Json) -> str:
 def _why_unmeasured(job: Json) -> str:
     """A sentence, or nothing."""
     try:
-        return " " + why_unmeasured(parse_spec(job["spec"]), job["status"])
+        return " " + why_unmeasured(parse_spec(JobSpec, job["spec"]), job["status"])
     except InvalidSpec:  # an older CRD let it through
         return ""
 

@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 from perseus_core import keys
 from perseus_core.units import mw_from_w, us_from_s
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.families.training.shape import shape_from_status
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
@@ -85,7 +86,7 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
     job = read_job(reader, namespace, name)
     status = job.get("status") or {}
     try:
-        spec = parse_spec(job.get("spec")).completed(name, shape_from_status(status.get("shape")))
+        spec = parse_spec(JobSpec, job.get("spec")).completed(name, shape_from_status(status.get("shape")))
     except InvalidSpec as error:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
     if not spec.is_planned:

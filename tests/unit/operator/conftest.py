@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 
-from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.member import Member
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
@@ -58,7 +59,7 @@ def spec_of(**changes: Any) -> JobSpec:
         "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
         "baselineIterations": 0,
     }
-    return parse_spec({**raw, **changes})
+    return parse_spec(JobSpec, {**raw, **changes})
 
 
 def frontier_of(spec: JobSpec, points: int = 11) -> FrontierView:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.test_power_budgets import Site
 
-from perseus_operator.api.budget import parse_budget
+from perseus_operator.api.budget import BudgetSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.watts import next_watts, wanted_watts
 from perseus_operator.errors import InvalidSpec, KubeUnavailable
 
@@ -26,7 +27,7 @@ def at(day: int, hour: int, minute: int = 0) -> float:
 
 def spec_of(*entries: tuple[str, int], **more: Any) -> Any:
     timetable = [{"at": moment, "watts": watts} for moment, watts in entries]
-    return parse_budget({"watts": 1, **({"timetable": timetable} if entries else {}), **more})
+    return parse_spec(BudgetSpec, {"watts": 1, **({"timetable": timetable} if entries else {}), **more})
 
 
 @pytest.mark.parametrize(

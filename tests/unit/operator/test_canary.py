@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.features.canary.decision import ATTEMPTS, ITERATIONS, PAUSE
@@ -157,7 +158,7 @@ def test_an_edit_of_the_objective_tries_again(make_job: Any) -> None:
         "objective": {"type": "MinEnergy"},
         "mode": "Canary",
     }
-    run.job.state.spec_accepted(parse_spec(raw))
+    run.job.state.spec_accepted(parse_spec(JobSpec, raw))
     assert run.job.state.canary == Canary()
 
 
@@ -216,4 +217,4 @@ def test_a_restarted_operator_does_not_try_again_what_was_judged(make_job: Any) 
 )
 def test_where_there_is_nothing_to_compare_it_is_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
-        parse_spec({"mode": "Canary", **raw})
+        parse_spec(JobSpec, {"mode": "Canary", **raw})

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api.job import Switching, parse_spec
+from perseus_operator.api.job import JobSpec, Switching
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.features.frontier.inputs import inputs_digest
 from perseus_operator.families.training.status.status import figures
@@ -28,13 +29,13 @@ SPEC: dict[str, Any] = {
 
 
 def test_without_being_asked_for_plans_are_those_of_least_energy() -> None:
-    assert parse_spec(SPEC).switching is None
-    assert parse_spec({**SPEC, "switching": {}}).switching == Switching(max_energy_loss="0.2%")
+    assert parse_spec(JobSpec, SPEC).switching is None
+    assert parse_spec(JobSpec, {**SPEC, "switching": {}}).switching == Switching(max_energy_loss="0.2%")
 
 
 def test_a_loss_is_a_percentage() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.switching\.maxEnergyLoss: .*a percentage such as"):
-        parse_spec({**SPEC, "switching": {"maxEnergyLoss": "0.002"}})
+        parse_spec(JobSpec, {**SPEC, "switching": {"maxEnergyLoss": "0.002"}})
 
 
 def test_another_loss_is_another_frontier(make_job: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.offenders import about_each
 
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.features.comparison.state import (
@@ -242,7 +243,7 @@ def test_another_objective_begins_anew_and_so_do_new_processes(make_job: Any) ->
         "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
         "objective": {"type": "MinEnergy"},
     }
-    run.job.state.spec_accepted(parse_spec(raw))
+    run.job.state.spec_accepted(parse_spec(JobSpec, raw))
     assert run.pairs == ()
 
 
@@ -314,4 +315,4 @@ def test_only_the_latest_pairs_count() -> None:
 
 def test_a_share_of_interruptions_that_costs_more_than_a_tenth_is_refused() -> None:
     with pytest.raises(InvalidSpec, match=r"spec.comparison: everyIterations must be 0, or at least ten times"):
-        parse_spec({"comparison": {"everyIterations": 39, "iterations": 3}})
+        parse_spec(JobSpec, {"comparison": {"everyIterations": 39, "iterations": 3}})

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_core import keys
-from perseus_operator.api.energy_class import parse_class
-from perseus_operator.api.job import Mode, parse_spec
+from perseus_operator.api.energy_class import ClassSpec
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.classes.energy_classes import EnergyClasses
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError, KubeUnavailable
 from perseus_operator.objects.values import Json, Now, Owner, Pod
@@ -98,7 +99,7 @@ async def test_the_job_of_a_workload_is_made_once_and_goes_with_it(site: Site) -
     await site.tick()
     energy_class, raw, owner = site.api.jobs["team-a", "train"]
     assert (energy_class, owner) == ("frugal", OWNER)
-    spec = parse_spec(raw)
+    spec = parse_spec(JobSpec, raw)
     assert spec.objective.max_slowdown_ratio == pytest.approx(0.03)
     assert (spec.mode, spec.ttl_seconds_after_finished, spec.shape_known) == (Mode.OBSERVE, 60, False)
     assert spec.profile.is_own
@@ -152,7 +153,7 @@ async def test_pods_name_a_profile_that_later_jobs_use_too(site: Site) -> None:
     site.define({"profiling": {"maxClocks": 8}})
     site.run(profile="gpt3-a100")
     await site.tick()
-    profile = parse_spec(site.api.jobs["team-a", "train"][1]).profile
+    profile = parse_spec(JobSpec, site.api.jobs["team-a", "train"][1]).profile
     assert profile.where == "PerseusProfile gpt3-a100"
     assert profile.online is not None
     assert profile.online.max_clocks == 8
@@ -162,7 +163,7 @@ async def test_a_fixed_clock_needs_no_profile(site: Site) -> None:
     site.define({"objective": {"type": "FixedClock", "clockMegahertz": 1200}})
     site.run()
     await site.tick()
-    assert not parse_spec(site.api.jobs["team-a", "train"][1]).is_planned
+    assert not parse_spec(JobSpec, site.api.jobs["team-a", "train"][1]).is_planned
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ async def test_an_invalid_edit_leaves_the_spec_that_was_accepted(site: Site) -> 
     assert "The spec accepted before stays in force." in condition["message"]
     site.run()
     await site.tick()
-    assert parse_spec(site.api.jobs["team-a", "train"][1]).objective.max_slowdown == "3%"
+    assert parse_spec(JobSpec, site.api.jobs["team-a", "train"][1]).objective.max_slowdown == "3%"
 
 
 async def test_a_deleted_class_makes_no_more_jobs(site: Site) -> None:
@@ -286,7 +287,7 @@ async def test_classes_are_known_before_the_first_event() -> None:
 )
 def test_a_bad_class_is_refused_with_field_and_rule(raw: Any, message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
-        parse_class(raw)
+        parse_spec(ClassSpec, raw)
 
 
 async def test_profiles_of_another_namespace_are_shared_with_those_that_the_class_is_for(site: Site) -> None:

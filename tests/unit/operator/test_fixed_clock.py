@@ -8,7 +8,8 @@ import pytest
 from tests.unit.operator.conftest import with_nodes
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.families.fixed_clock.family import FixedClockFamily
 from perseus_operator.jobs import document
 from perseus_operator.jobs.decision import Decision
@@ -33,7 +34,7 @@ class Job:
         self.state = PerseusJob(JobRef("ns", "job", "uid"), generation=1)
         nobody: Any = None
         self.family = FixedClockFamily(Surroundings(self.state, nobody, nobody, nobody, nobody))
-        self.family.spec_accepted(parse_spec({**FIXED, **changes}))
+        self.family.spec_accepted(parse_spec(JobSpec, {**FIXED, **changes}))
         pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(2)]
         self.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
 
@@ -87,7 +88,7 @@ def test_another_clock_is_asked_for_at_once_and_counts_only_when_locked() -> Non
     job = Job()
     job.acquire()
     job.renew(900, 900)
-    job.family.spec_accepted(parse_spec({"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
+    job.family.spec_accepted(parse_spec(JobSpec, {"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
     made = job.decide()
     assert {*made.actions} == {Acquire("node-0", RestingClock(600)), Acquire("node-1", RestingClock(600))}
     assert not made.applied

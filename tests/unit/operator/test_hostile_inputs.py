@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import MAX_CELLS, MAX_PLACES
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, InvalidSpec, SolveFailed, SolveTimeout
 from perseus_operator.families.training.work.profiler import _parse_sweep
 from perseus_operator.families.training.work.schedule_source import check_schedule
@@ -177,10 +178,10 @@ def test_what_a_job_has_is_counted_before_anything_is_listed(stages: int, dp: in
     fits = stages * dp * tp <= MAX_PLACES and stages * microbatches <= MAX_CELLS
     spec = {"pipeline": {**pipeline, "schedule": "FromRanks"}, "profile": PROFILE}
     if fits:
-        parse_spec(spec)
+        parse_spec(JobSpec, spec)
     else:
         with pytest.raises(InvalidSpec, match="multiply to at most"):
-            parse_spec(spec)
+            parse_spec(JobSpec, spec)
 
 
 def test_an_error_in_a_profile_quotes_little_of_it() -> None:

@@ -19,7 +19,8 @@ from tests.doubles.stored_objects import stored_object
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_operator.plugin import cli
@@ -662,7 +663,7 @@ def test_a_frontier_of_one_point_can_be_drawn() -> None:
 
 
 def test_the_spec_of_these_tests_is_one() -> None:
-    assert parse_spec(SPEC).pipeline.data_parallel == PIPELINES
+    assert parse_spec(JobSpec, SPEC).pipeline.data_parallel == PIPELINES
 
 
 # -------------------------------------------------------------------------------------------------------- how it starts

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.unit.operator.conftest import frontier_of, member_of
 
-from perseus_operator.api.budget import BudgetReason, parse_budget
+from perseus_operator.api.budget import BudgetReason, BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.power_status import MAX_SPEEDS, ShareStatus
-from perseus_operator.api.schema import dump
+from perseus_operator.api.schema import dump, parse_spec
 from perseus_operator.budgets import power_budgets as module
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.budgets.budget import (
@@ -244,7 +244,7 @@ async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(
     assert inside.state.job.share.budget == "hall"
     assert outside.state.job.share.budget == "site"
     assert site.points("out") == {0} or outside.state.job.share.watts >= 0.8 * full_w
-    elsewhere = parse_budget({"watts": 1, "selector": {"namespaces": ["other"]}})
+    elsewhere = parse_spec(BudgetSpec, {"watts": 1, "selector": {"namespaces": ["other"]}})
     assert selects(elsewhere, "ns", {}, None) is False
 
 
@@ -445,14 +445,14 @@ async def test_a_job_without_a_frontier_is_not_taken_for_one_that_draws_nothing(
 
 
 def test_every_reason_is_said(make_job: Any) -> None:
-    spec = parse_budget({"watts": 1000})
+    spec = parse_spec(BudgetSpec, {"watts": 1000})
     assert within_budget(spec, BudgetDecision()).reason is BudgetReason.NO_JOBS
     job = make_job()
     assert member_of(job.state, Now(0, 0)) is None, "no pod runs"
     job.run()
     member = member_of(job.state, Now(0, 0))
     assert member is not None
-    decision = decide_shares(parse_budget({"watts": 10**6}), [member], BudgetDecision())
+    decision = decide_shares(parse_spec(BudgetSpec, {"watts": 10**6}), [member], BudgetDecision())
     assert within_budget(spec, decision).reason is BudgetReason.SHARED
     named = {BudgetReason.ACCEPTED, BudgetReason.SPEC_INVALID, BudgetReason.TOO_SMALL, BudgetReason.POWER_UNKNOWN}
     assert named | {BudgetReason.NO_JOBS, BudgetReason.SHARED} == set(BudgetReason)
@@ -473,7 +473,7 @@ def test_every_reason_is_said(make_job: Any) -> None:
 )
 def test_a_wrong_budget_is_named(spec: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
-        parse_budget(spec)
+        parse_spec(BudgetSpec, spec)
     assert message in str(refused.value)
 
 

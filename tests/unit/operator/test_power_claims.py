@@ -9,8 +9,9 @@ import pytest
 from tests.unit.operator.conftest import member_of
 from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 
-from perseus_operator.api.budget import parse_budget
+from perseus_operator.api.budget import BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.families.training.features.bound.guard import CONFIRM, Hold
 from perseus_operator.nodes.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
@@ -169,7 +170,7 @@ async def test_what_is_granted_counts_up_to_its_highest(site: Site) -> None:
 
 def test_a_namespace_may_be_granted_nothing_below_0() -> None:
     with pytest.raises(Exception, match=r"spec\.priorities\[0\]\.highest: must be an integer from 0"):
-        parse_budget({"watts": 1, "priorities": [{"namespace": "a", "highest": -1}]})
+        parse_spec(BudgetSpec, {"watts": 1, "priorities": [{"namespace": "a", "highest": -1}]})
 
 
 # --------------------------------------------------------------------------------------------- the guard within a share

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tests.doubles.stored_objects import stored_object
 
-from perseus_operator.api.job import Switching, parse_spec
+from perseus_operator.api.job import JobSpec, Switching
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import KubeNotFound
 from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.families.training.status.hardware import grain_name
@@ -147,10 +148,11 @@ def test_a_job_that_asks_for_few_changes_gets_them_on_real_gpus_too(real: Solved
 
 def planned(real: SolvedFrontier, clocks: Sequence[Mapping[str, int]] = (), **plan: Any) -> PlannedJob:
     spec = parse_spec(
+        JobSpec,
         {
             "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 6},
             "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 83_640},
-        }
+        },
     )
     hardware = {
         "gpu": "NVIDIA A100-SXM4-80GB",
@@ -207,10 +209,11 @@ def test_the_plugin_finds_the_profile_behind_a_rehearsed_frontier(real: SolvedFr
     from perseus_operator.plugin.job import _simulator
 
     spec = parse_spec(
+        JobSpec,
         {
             "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 6},
             "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83_640},
-        }
+        },
     )
 
     class Reader:

@@ -9,7 +9,8 @@ from tests.made_up_profiles import PIPELINES
 
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
 from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.work.schedule_source import (
@@ -35,7 +36,7 @@ def told(schedule: Schedule, stage: int) -> tuple[tuple[int, int, int], ...]:
 def pipeline(**changes: Any) -> Any:
     raw = {"schedule": "FromRanks", "stages": 2, **changes}
     profile = {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 1}
-    return parse_spec({"pipeline": raw, "profile": profile}).pipeline
+    return parse_spec(JobSpec, {"pipeline": raw, "profile": profile}).pipeline
 
 
 # DualPipe has no order in torch's notation; a recomputation is recorded as another forward.

@@ -9,9 +9,9 @@ from tests.unit.operator.conftest import LIMITS
 
 from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
-from perseus_operator.api.schema import dump
+from perseus_operator.api.schema import dump, parse_spec
 from perseus_operator.families.training import training as known
 from perseus_operator.families.training.decide import decide
 from perseus_operator.families.training.shape import shape_from_status, shape_of_ranks, shape_to_status
@@ -30,7 +30,7 @@ class Training:
 
     def __init__(self, spec: dict[str, Any] | None = None) -> None:
         self.state = known.Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
-        self.state.spec_accepted(parse_spec(spec or {}))
+        self.state.spec_accepted(parse_spec(JobSpec, spec or {}))
         pods = [Pod(f"pod-{p}", "ns", f"t-{p}", f"node-{p}", "job", {}, asks_for_gpu=True) for p in range(2)]
         self.state.pods_observed(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in range(2)})
         for node in self.nodes:
@@ -153,7 +153,7 @@ def test_the_shape_counts_like_one_that_the_spec_states() -> None:
     assert job.state.history is not None
     assert (job.state.history.pipelines, job.state.history.ranks_per_pipeline) == (2, 2)
     assert not job.state.shape_wanted
-    job.state.spec_accepted(parse_spec({"objective": {"type": "MinEnergy"}}))
+    job.state.spec_accepted(parse_spec(JobSpec, {"objective": {"type": "MinEnergy"}}))
     assert job.state.spec is not None
     assert job.state.spec.pipeline == shape, "an edit of something else leaves it"
 
@@ -200,7 +200,7 @@ def test_a_later_operator_goes_on_with_the_stored_shape() -> None:
     assert restored == shape
     later = known.Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
     later.restored(baseline=None, guard=None, shape=restored)
-    later.spec_accepted(parse_spec({}))
+    later.spec_accepted(parse_spec(JobSpec, {}))
     assert later.spec is not None
     assert later.spec.pipeline == shape
     assert later.shape_wanted, "its processes may have changed meanwhile"

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.controller.view import JobView
 from perseus_operator.families.training.status.hardware import expected_savings
 from perseus_operator.objects.values import JobRef
@@ -30,7 +31,7 @@ REQUEST = SolveRequest(
     profile_csv(STAGES), "1f1b", stages=STAGES, microbatches=MICROBATCHES, chunks=None, blocking_power_mw=83_640,
     points=8,
 )  # fmt: skip
-SPEC = parse_spec(
+SPEC = parse_spec(JobSpec,
     {
         "pipeline": {
             "schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": 3, "tensorParallel": 2

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.errors import InvalidSpec
@@ -30,7 +31,7 @@ def spec_of(workload: dict[str, Any] | None = None, **changes: Any) -> Any:
         "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
         **changes,
     }
-    return parse_spec(raw | ({"workload": workload} if workload else {}))
+    return parse_spec(JobSpec, raw | ({"workload": workload} if workload else {}))
 
 
 def refer(kind: str, name: str = NAME) -> Any:
@@ -240,7 +241,7 @@ def test_a_wrong_reference_is_named(workload: dict[str, Any], message: str) -> N
         "workload": workload,
     }
     with pytest.raises(InvalidSpec) as refused:
-        parse_spec(raw)
+        parse_spec(JobSpec, raw)
     assert str(refused.value).startswith(message)
 
 

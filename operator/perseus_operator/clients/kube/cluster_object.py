@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from perseus_operator.api.conditions import Statement, merge_conditions
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.clients.kube.versioned import Versioned
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects.formatting import stamp
@@ -42,13 +43,13 @@ class ClusterObject(Generic[Spec]):
     gone: bool = False
     """It was found to be deleted as its status was written, before the watch has said so."""
 
-    def observed(self, body: Mapping[str, Any], parse: Callable[[Any], Spec]) -> bool:
+    def observed(self, body: Mapping[str, Any], model: type[Spec]) -> bool:
         """Take in the object as it is now; whether another spec is accepted than before, or another fault found."""
         metadata, before = body["metadata"], (self.spec, self.fault)
         self.stored.observed(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
         self.generation = int(metadata.get("generation", 1))
         try:
-            self.spec, self.fault = parse(body.get("spec")), ""
+            self.spec, self.fault = parse_spec(model, body.get("spec")), ""
         except InvalidSpec as error:
             self.fault = str(error)
         return (self.spec, self.fault) != before
@@ -102,14 +103,14 @@ Kept = TypeVar("Kept", bound=ClusterObject[Any])
 class ClusterObjects(ABC, Generic[Kept]):
     """All objects of one kind."""
 
-    def __init__(self, make: Callable[[str, str], Kept], parse: Callable[[Any], Any]) -> None:
+    def __init__(self, make: Callable[[str, str], Kept], model: type[Any]) -> None:
         """Know none yet.
 
         Args:
             make: an object of a name and UID.
-            parse: its spec; raises InvalidSpec.
+            model: of its spec.
         """
-        self._new, self._parse = make, parse
+        self._new, self._model = make, model
         self._objects: dict[str, Kept] = {}
 
     async def restore(self) -> None:
@@ -136,7 +137,7 @@ class ClusterObjects(ABC, Generic[Kept]):
         new = known is None or known.uid != uid
         if known is None or new:
             known = self._objects[name] = self._new(name, uid)
-        changed = known.observed(body, self._parse)
+        changed = known.observed(body, self._model)
         self._observed(known, body.get("status") or {}, new=new)
         if changed:
             self._spec_changed()
