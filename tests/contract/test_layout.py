@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.offenders import ROOT, Offence, no_offenders, text_of
+from tests.offenders import ROOT, Offence, no_offenders, text_of, tree_of
 
 ROOMS = {
     room: f"perseus_{room}"
@@ -49,6 +50,13 @@ def test_every_room_is_typed_and_every_module_has_a_docstring() -> None:
         and not text_of(module).lstrip().startswith(('"""', 'r"""', "#!"))
     )
     no_offenders([*untyped, *undocumented])
+
+
+def test_every_room_opens_with_a_page_that_says_where_to_begin() -> None:
+    for room, package in ROOMS.items():
+        page = ast.get_docstring(tree_of(ROOT / room / package / "__init__.py")) or ""
+        assert 8 <= len(page.splitlines()) <= 40, f"{package}: one screen"
+        assert "Begin with" in page, package
 
 
 def test_client_needs_the_standard_library_only() -> None:
