@@ -87,8 +87,8 @@ def _series(rows: list[Row]) -> int:
     """How many series the families have at most, of one object."""
     from perseus_agent.devices.base import Controllability
     from perseus_agent.servers.metrics import QUANTILES, STATES
+    from perseus_core.marks import ClockControl
     from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS
-    from perseus_operator.nodes.evidence import ClockControl
 
     values = {"quantile": len(QUANTILES), "control": len(ClockControl), "point": MAX_FRONTIER_POINTS}
 

@@ -11,14 +11,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perseus_solver.kinds import Kind, Options
+from perseus_core.instruction import InstructionKind
+from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem
 from perseus_solver.schedules import SCHEDULES, build_schedule
 
 PIPELINES = tuple(name for name in SCHEDULES if name != "Steps")
 """Schedules that have stages and microbatches."""
 FAMILIES = ("balanced", "unbalanced", "power-cap", "rounded", "noisy", "clocks-differ", "near-vertical", "one-clock")
-_WORK = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRADIENT: 1.05, Kind.WEIGHT_GRADIENT: 0.95}
+_WORK = {
+    InstructionKind.FORWARD: 1.0,
+    InstructionKind.BACKWARD: 2.0,
+    InstructionKind.INPUT_GRADIENT: 1.05,
+    InstructionKind.WEIGHT_GRADIENT: 0.95,
+}
 _MOST_STAGES, _MOST_MICROBATCHES = 6, 16
 
 
@@ -40,7 +46,7 @@ def made_up_problem(
     if name == "DualPipe" and microbatches is None:
         work = max(work, 2 * count)  # its least
     built = build_schedule(name, stages=count, microbatches=work, chunks=2 if name == "Interleaved1F1B" else None)
-    kinds = max(Kind) + 1
+    kinds = max(InstructionKind) + 1
     key = (built.stage * built.chunks + built.chunk) * kinds + built.kind
     used, option_of = np.unique(key, return_inverse=True)
     stage_work = 1.0 + (random.uniform(0.0, 0.5, count) if family == "unbalanced" else random.uniform(0.0, 0.06, count))
@@ -52,8 +58,8 @@ def made_up_problem(
     for code in used.tolist():
         place, kind = divmod(code, kinds)
         stage, chunk = divmod(place, built.chunks)
-        work_s = base_s * stage_work[stage] * _WORK[Kind(kind)] * random.uniform(0.98, 1.02)
-        tables.append(Options(stage, Kind(kind), chunk, *gpu.measured(random, work_s, stage)))
+        work_s = base_s * stage_work[stage] * _WORK[InstructionKind(kind)] * random.uniform(0.98, 1.02)
+        tables.append(Options(stage, InstructionKind(kind), chunk, *gpu.measured(random, work_s, stage)))
     before, after = built.edges()
     across = built.stage[before] != built.stage[after]
     delay_s = base_s * random.uniform(0.0, 0.1) if random.random() < 0.5 else 0.0

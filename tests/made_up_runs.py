@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration import Trace
-from perseus_solver.kinds import Kind
 from perseus_solver.schedules import Schedule, build_schedule
 
 STAGES, MICROBATCHES = 3, 8
@@ -30,7 +30,7 @@ def durations(
     The plans slow down different stages, so that their critical paths differ.
     """
     random = np.random.default_rng(seed)
-    work = np.where(schedule.kind == Kind.FORWARD, 0.05, 0.10)
+    work = np.where(schedule.kind == InstructionKind.FORWARD, 0.05, 0.10)
     pace = random.uniform(1.0, 1.3, size=(plans, schedule.stages))
     plan = np.repeat(np.arange(plans, dtype=np.int32), each)
     clean = work * pace[:, schedule.stage][plan]

@@ -26,7 +26,7 @@ from perseus_bench.bench import Bench
 from perseus_bench.kit import accept
 from perseus_bench.markdown import render
 from perseus_bench.options import AcceptOptions, parse_options
-from perseus_bench.report import Report, hardware_json, report_json
+from perseus_bench.report import AcceptanceReport, hardware_json, report_json
 from perseus_bench.restoration import AgentProcesses
 from perseus_bench.workload import WorkloadFailed
 from perseus_bench.workload_choice import open_workload
@@ -39,7 +39,7 @@ INCOMPLETE: Final = 5
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
-class Refused(AgentError):
+class RunRefused(AgentError):
     """The run would disturb somebody, or can change nothing."""
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse_options(arguments, os.environ)
         report = _run(options, stop)
         _write(options, report)
-    except Refused as error:
+    except RunRefused as error:
         _say(str(error))
         return REFUSED
     except (SettingsError, JournalError, DeviceError, WorkloadFailed) as error:
@@ -72,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE if report.complete else INCOMPLETE
 
 
-def _run(options: AcceptOptions, stop: threading.Event) -> Report:
+def _run(options: AcceptOptions, stop: threading.Event) -> AcceptanceReport:
     lock = JournalLock(Path(options.journal))
     if not lock.take():
-        raise Refused(
+        raise RunRefused(
             f"an agent runs on this node (it holds {lock.path}): stop it, or take it off the node, and try again"
         )
     try:
@@ -88,7 +88,7 @@ def _run(options: AcceptOptions, stop: threading.Event) -> Report:
         lock.release()
 
 
-def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> Report:
+def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> AcceptanceReport:
     chosen = options.gpu or _given_to_container(found)
     devices = [_choose(found, name) for name in (chosen, *options.others)]
     if len({device.identity.uuid for device in devices}) < len(devices):
@@ -140,22 +140,24 @@ def _choose(found: DeviceSet, name: str) -> Device:
 
 
 def _check_free(device: Device) -> None:
-    """Raise ``Refused`` if the GPU's clocks may not be set, or somebody computes on it."""
+    """Raise ``RunRefused`` if the GPU's clocks may not be set, or somebody computes on it."""
     state, why = device.controllability()
     if state is not Controllability.YES:
-        raise Refused(f"{device.identity.uuid}: its clocks cannot be set: {why or state.value}")
+        raise RunRefused(f"{device.identity.uuid}: its clocks cannot be set: {why or state.value}")
     if len(device.identity.supported_clocks_mhz) < 2:
-        raise Refused(f"{device.identity.uuid}: it has fewer than two clocks")
+        raise RunRefused(f"{device.identity.uuid}: it has fewer than two clocks")
     before_us = device.now_us()
     time.sleep(0.01)
     if device.now_us() == before_us:
-        raise Refused(f"{device.identity.uuid}: its time stands still: a simulated GPU that only a trainer moves")
+        raise RunRefused(f"{device.identity.uuid}: its time stands still: a simulated GPU that only a trainer moves")
     users = device.compute_processes() if isinstance(device, ListsProcesses) else None
     if users:
-        raise Refused(f"{device.identity.uuid}: in use by {users} process{'es' if users > 1 else ''}; it must be free")
+        raise RunRefused(
+            f"{device.identity.uuid}: in use by {users} process{'es' if users > 1 else ''}; it must be free"
+        )
 
 
-def _write(options: AcceptOptions, report: Report) -> None:
+def _write(options: AcceptOptions, report: AcceptanceReport) -> None:
     hardware = hardware_json(report)
     texts = {
         options.json: json.dumps(report_json(report), indent=1, ensure_ascii=False) + "\n",

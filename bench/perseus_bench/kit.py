@@ -21,7 +21,7 @@ from perseus_bench.bench import Bench, Interrupted
 from perseus_bench.calls import time_calls
 from perseus_bench.pipeline import run_pipeline
 from perseus_bench.plateau import scan_clocks
-from perseus_bench.report import Report
+from perseus_bench.report import AcceptanceReport
 from perseus_bench.restoration import Agents, restore_after_kill
 from perseus_bench.switches import time_switches
 
@@ -43,7 +43,7 @@ def accept(
     others: Sequence[Device] = (),
     notes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> AcceptanceReport:
     """Run all trials on one GPU and return it to its default clocks.
 
     Args:
@@ -64,7 +64,7 @@ def accept(
         JournalError: a GPU could not be written to the journal; nothing was locked.
     """
     identity = bench.device.identity
-    report = Report(
+    report = AcceptanceReport(
         date=datetime.now(UTC).date().isoformat(),
         gpu_model=identity.model,
         driver_version=driver_version,
@@ -89,7 +89,7 @@ def accept(
 
 
 class _Trials:
-    def __init__(self, report: Report, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, report: AcceptanceReport, seconds: float, say: Callable[[str], None]) -> None:
         self.report = report
         self._seconds = seconds
         self._say = say

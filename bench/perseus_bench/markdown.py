@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perseus_bench.report import (
+    AcceptanceReport,
     CallTimes,
     ClockScan,
     Durations,
     PipelineRun,
-    Report,
     Restoration,
     SwitchTimes,
 )
 from perseus_core.units import fractional_ms_from_s
 
 
-def render(report: Report) -> str:
+def render(report: AcceptanceReport) -> str:
     """The whole report.
 
     Args:
@@ -41,7 +41,7 @@ def render(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _head(report: Report) -> str:
+def _head(report: AcceptanceReport) -> str:
     clocks = report.supported_clocks_mhz
     rows = [
         ("GPU", report.gpu_model),
@@ -56,7 +56,7 @@ def _head(report: Report) -> str:
     return f"{title}\n\n{_table(('', ''), rows)}"
 
 
-def _summary(report: Report) -> str:
+def _summary(report: AcceptanceReport) -> str:
     lines = ["Clocks are back at their defaults." if report.clocks_returned else "**Clocks could not be returned.**"]
     if not report.complete:
         lines.append("**Not all trials were completed; see the notes.**")

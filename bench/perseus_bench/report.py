@@ -78,7 +78,7 @@ class ClockScan:
 
 
 @dataclass(frozen=True)
-class Transition:
+class MeasuredTransition:
     """Changes from one clock to another: from the begin of the call to the new clock."""
 
     from_mhz: int
@@ -93,7 +93,7 @@ class Transition:
 class SwitchTimes:
     """How long changes of the clock take."""
 
-    transitions: tuple[Transition, ...]
+    transitions: tuple[MeasuredTransition, ...]
     reported: Durations
     raises: Durations | None
     lowerings: Durations | None
@@ -148,7 +148,7 @@ class PipelineRun:
 
 
 @dataclass(frozen=True)
-class Report:
+class AcceptanceReport:
     """Everything that one run found out. A trial that was not run, or failed, is ``None``; ``notes`` says why."""
 
     date: str
@@ -182,7 +182,7 @@ class Report:
             return None
         seen = self.switches.speed or self.switches.reported
         shared = self.calls.shared_lock is not False  # not measured: the published worst case
-        return SwitchLatency(
+        return SwitchLatency.of_seconds(
             seen.p50_s, max(seen.p99_s, seen.p50_s), self.calls.lock.p50_s, shared, "measured on this GPU"
         )
 
@@ -200,7 +200,7 @@ class Report:
         )
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: AcceptanceReport) -> dict[str, Any]:
     """The report as JSON values."""
     body = asdict(report)
     if report.pipeline is not None:
@@ -214,7 +214,7 @@ def report_json(report: Report) -> dict[str, Any]:
     return {"schema": SCHEMA, **body}
 
 
-def hardware_json(report: Report) -> dict[str, Any] | None:
+def hardware_json(report: AcceptanceReport) -> dict[str, Any] | None:
     """What ``perseus plan --hardware`` reads; None: no latency was measured.
 
     Who marks instructions is a property of the training program, not of the GPU: ``marks`` is what the project's client

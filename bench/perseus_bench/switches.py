@@ -12,7 +12,7 @@ from typing import Final
 
 from perseus_bench.bench import POLL_S, Bench
 from perseus_bench.measures import all_pairs, durations_of, speed_change_us, spread
-from perseus_bench.report import ClockScan, Durations, SwitchTimes, Transition
+from perseus_bench.report import ClockScan, Durations, MeasuredTransition, SwitchTimes
 from perseus_core.units import s_from_us, us_from_s
 
 CLOCKS: Final = 5
@@ -63,7 +63,7 @@ def time_switches(bench: Bench, scan: ClockScan, seconds: float) -> SwitchTimes:
     top = next(point for point in scan.points if point.requested_mhz == clocks[0])
     return SwitchTimes(
         transitions=tuple(
-            Transition(*pair, durations_of(seen), durations_of(by_speed[pair]) if by_speed[pair] else None)
+            MeasuredTransition(*pair, durations_of(seen), durations_of(by_speed[pair]) if by_speed[pair] else None)
             for pair, seen in sorted(reported.items(), reverse=True)
         ),
         reported=_together(reported) or Durations(0, 0.0, 0.0, 0.0),

@@ -17,7 +17,8 @@ from perseus_client.marks import Marks, TimedMarks, make_marks
 from perseus_client.session import LiveSession, Session
 from perseus_core.instruction import InstructionKind
 from perseus_core.keys import ENV_SOCKET
-from perseus_proto.channel import ChannelWriter, MarkSource
+from perseus_core.marks import MarkSource
+from perseus_proto.channel import ChannelWriter
 from perseus_proto.hello import Hello, Timing, make_schedule
 
 log = logging.getLogger("perseus_client")

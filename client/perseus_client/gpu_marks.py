@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from perseus_proto.channel import GPU_MARK_BYTE, ChannelWriter, MarkSource, gpu_mark_value
+from perseus_core.marks import MarkSource
+from perseus_proto.channel import GPU_MARK_BYTE, ChannelWriter, gpu_mark_value
 
 try:
     from perseus_client import _marks

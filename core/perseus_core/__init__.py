@@ -5,6 +5,9 @@ Nothing flows through this room. It holds the types of values that pass between 
     units           one type for each quantity that travels, and the only conversions between them
     rank            which process of a job: data-parallel rank, stage, tensor-parallel rank
     instruction     what such a process executes
+    marks           whose time marks are in, and how an agent chose the moments of clock changes
+    grain           how finely a plan sets clocks
+    leases          the clock that a lease asks for, and what an agent answers of each GPU
     latency         how long a GPU takes to change its clock: measured, or published for its model
     gpus            how time and power of a GPU model follow its clock
     serving         what an engine says, and the table of clocks that it follows

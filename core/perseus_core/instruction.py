@@ -16,6 +16,11 @@ class InstructionKind(IntEnum):
     CONSTANT = 5
     STEP = 6
 
+    @property
+    def label(self) -> str:
+        """The name used in CSV and JSON: the member's name in lower case."""
+        return self.name.lower()
+
 
 class Instruction(NamedTuple):
     """One instruction of a stage's schedule."""

@@ -12,7 +12,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
+
+from perseus_core.units import s_from_us, us_from_s
+
+MAX_LATENCY_US: Final = 60_000_000
+"""Longest clock change, and longest call: a minute."""
 
 _Z99: Final = 2.3263478740408408
 """The 99th percentile of a standard normal distribution."""
@@ -22,32 +27,83 @@ _Z99: Final = 2.3263478740408408
 class SwitchLatency:
     """The distribution of a GPU's switch latency.
 
+    Whole microseconds travel and are stored; who calculates with other times reads seconds.
+
     Attributes:
-        p50_s, p99_s: seconds from the begin of a call to the new clock in effect; ``p99_s`` is at least ``p50_s``.
-        call_s: median duration of one call, seconds. Calls of GPUs that share the driver's lock follow each other.
+        p50_us, p99_us: from the begin of a call to the new clock in effect; ``p99_us`` is at least ``p50_us``.
+        call_us: median duration of one call. Calls of GPUs that share the driver's lock follow each other.
         shared_lock: whether the GPUs of a node share that lock.
         source: where the figures come from; "measured on this GPU" where they were.
     """
 
-    p50_s: float
-    p99_s: float
-    call_s: float
+    p50_us: int
+    p99_us: int
+    call_us: int
     shared_lock: bool
-    source: str
+    source: str = ""
+
+    @classmethod
+    def of_seconds(cls, p50_s: float, p99_s: float, call_s: float, shared_lock: bool, source: str) -> Self:
+        """The distribution of these figures in seconds, to the microsecond.
+
+        >>> SwitchLatency.of_seconds(0.0054, 0.014, 0.0045, True, "published").p50_us
+        5400
+        """
+        return cls(us_from_s(p50_s), us_from_s(p99_s), us_from_s(call_s), shared_lock, source)
+
+    @property
+    def p50_s(self) -> float:
+        """The median, seconds."""
+        return s_from_us(self.p50_us)
+
+    @property
+    def p99_s(self) -> float:
+        """The 99th percentile, seconds."""
+        return s_from_us(self.p99_us)
+
+    @property
+    def call_s(self) -> float:
+        """Median duration of one call, seconds."""
+        return s_from_us(self.call_us)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a GPU's clock changes can take so long."""
+        return 0 < self.p50_us <= self.p99_us <= MAX_LATENCY_US and 0 <= self.call_us <= MAX_LATENCY_US
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the latency's logarithm."""
-        return math.log(self.p99_s / self.p50_s) / _Z99 if self.p50_s > 0 else 0.0
+        return math.log(self.p99_us / self.p50_us) / _Z99 if self.p50_us > 0 else 0.0
 
     @property
     def deviation_s(self) -> float:
         """Standard deviation of the latency around its median, seconds, to the side of its tail."""
         return self.p50_s * (math.exp(self.sigma) - 1)
 
-    def faster(self, factor: float) -> SwitchLatency:
+    def faster(self, factor: float) -> Self:
         """Return that of a GPU on which everything takes ``factor`` times less time."""
-        return replace(self, p50_s=self.p50_s / factor, p99_s=self.p99_s / factor, call_s=self.call_s / factor)
+        p50_us, p99_us, call_us = (round(us / factor) for us in (self.p50_us, self.p99_us, self.call_us))
+        return replace(self, p50_us=p50_us, p99_us=p99_us, call_us=call_us)
+
+    def with_quantiles(self, p50_us: float, p99_us: float) -> Self:
+        """Return the same with another median and 99th percentile, within their bounds."""
+        within_us = min(max(1, round(p50_us)), MAX_LATENCY_US)
+        return replace(self, p50_us=within_us, p99_us=min(max(within_us, round(p99_us)), MAX_LATENCY_US))
+
+
+def quantiles_to_json(p50_us: int, p99_us: int) -> dict[str, float]:
+    """Median and 99th percentile as a description of hardware has them: in seconds.
+
+    >>> quantiles_to_json(5_400, 14_000)
+    {'p50': 0.0054, 'p99': 0.014}
+    """
+    return {"p50": s_from_us(p50_us), "p99": s_from_us(p99_us)}
+
+
+def quantiles_from_json(quantiles: Mapping[str, float]) -> tuple[int, int]:
+    """What `quantiles_to_json` made, in whole microseconds. What users write is checked before."""
+    return us_from_s(quantiles["p50"]), us_from_s(quantiles["p99"])
 
 
 ENOUGH_OF_CLOCK: Final = 8
@@ -58,7 +114,7 @@ chance."""
 
 
 def by_clock(
-    latency: SwitchLatency, medians_s: Mapping[int, tuple[int, float]], own_sigma: float | None = None
+    latency: SwitchLatency, medians_us: Mapping[int, tuple[int, float]], own_sigma: float | None = None
 ) -> dict[int, SwitchLatency]:
     """Tell the latencies of changes apart by the clock that is changed to, which decides more than anything else.
 
@@ -69,56 +125,56 @@ def by_clock(
 
     Args:
         latency: of changes to any clock.
-        medians_s: by clock, MHz: how many changes were measured, and the median of their latencies, seconds.
+        medians_us: by clock, MHz: how many changes were measured, and the median of their latencies.
         own_sigma: standard deviation of the logarithm of changes to one clock, where that was measured by itself; None:
             what the clocks leave of the variance of all.
 
     Returns:
         By clock, of those with `ENOUGH_OF_CLOCK` changes: the distribution of the next one's latency.
     """
-    known = {mhz: of for mhz, of in medians_s.items() if of[0] >= ENOUGH_OF_CLOCK and of[1] > 0}
+    known = {mhz: of for mhz, of in medians_us.items() if of[0] >= ENOUGH_OF_CLOCK and of[1] > 0}
     if not known or latency.sigma <= 0:
         return {}
-    effect = {mhz: n / (n + 1) * math.log(median_s / latency.p50_s) for mhz, (n, median_s) in known.items()}
+    effect = {mhz: n / (n + 1) * math.log(median_us / latency.p50_us) for mhz, (n, median_us) in known.items()}
     between = sum(n * effect[mhz] ** 2 for mhz, (n, _) in known.items()) / sum(n for n, _ in known.values())
     of_all = latency.sigma**2
     own = max(of_all - between, _LEAST_OWN * of_all) if own_sigma is None else min(own_sigma**2, of_all)
     found = {}
     for mhz, (n, _) in known.items():
-        p50_s = latency.p50_s * math.exp(effect[mhz])
-        found[mhz] = replace(latency, p50_s=p50_s, p99_s=p50_s * math.exp(_Z99 * math.sqrt(own * (1 + 1 / (n + 1)))))
+        p50_us = latency.p50_us * math.exp(effect[mhz])
+        found[mhz] = latency.with_quantiles(p50_us, p50_us * math.exp(_Z99 * math.sqrt(own * (1 + 1 / (n + 1)))))
     return found
 
 
 def corrected(
-    given: Mapping[int, SwitchLatency], medians_s: Mapping[int, tuple[int, float]]
+    given: Mapping[int, SwitchLatency], medians_us: Mapping[int, tuple[int, float]]
 ) -> dict[int, SwitchLatency]:
     """Shift latencies by clock towards what was measured; they scatter as given.
 
     Args:
         given: by clock, MHz.
-        medians_s: of changes measured, as for `by_clock`.
+        medians_us: of changes measured, as for `by_clock`.
     """
     found = dict(given)
-    for mhz in given.keys() & medians_s.keys():
-        (n, median_s), of_clock = medians_s[mhz], given[mhz]
-        factor = (median_s / of_clock.p50_s) ** (n / (n + ENOUGH_OF_CLOCK))
-        found[mhz] = replace(of_clock, p50_s=factor * of_clock.p50_s, p99_s=factor * of_clock.p99_s)
+    for mhz in given.keys() & medians_us.keys():
+        (n, median_us), of_clock = medians_us[mhz], given[mhz]
+        factor = (median_us / of_clock.p50_us) ** (n / (n + ENOUGH_OF_CLOCK))
+        found[mhz] = of_clock.with_quantiles(factor * of_clock.p50_us, factor * of_clock.p99_us)
     return found
 
 
 _HOPPER: Final = "assumed: second-hand figures for Hopper say 10–100 ms (PowerWeave on arXiv 2502.20075)"
 _PUBLISHED: Final = {
-    "V100": SwitchLatency(0.005, 0.019, 0.0046, True, "published: 18,950 switches on a V100"),
-    "A100": SwitchLatency(0.0054, 0.014, 0.0045, True, "published: eight A800-SXM-80GB"),
-    "A800": SwitchLatency(0.0054, 0.014, 0.0045, True, "published: eight A800-SXM-80GB"),
-    "A40": SwitchLatency(0.0054, 0.014, 0.0045, True, "assumed: as an A800, the same architecture"),
-    "L20": SwitchLatency(0.0067, 0.020, 0.0045, True, "published: median on an L20; the tail is assumed"),
-    "H100": SwitchLatency(0.030, 0.100, 0.0045, True, _HOPPER),
-    "H200": SwitchLatency(0.030, 0.100, 0.0045, True, _HOPPER),
-    "B200": SwitchLatency(0.030, 0.100, 0.0045, True, "assumed: as Hopper; nothing is published for Blackwell"),
+    "V100": SwitchLatency(5_000, 19_000, 4_600, True, "published: 18,950 switches on a V100"),
+    "A100": SwitchLatency(5_400, 14_000, 4_500, True, "published: eight A800-SXM-80GB"),
+    "A800": SwitchLatency(5_400, 14_000, 4_500, True, "published: eight A800-SXM-80GB"),
+    "A40": SwitchLatency(5_400, 14_000, 4_500, True, "assumed: as an A800, the same architecture"),
+    "L20": SwitchLatency(6_700, 20_000, 4_500, True, "published: median on an L20; the tail is assumed"),
+    "H100": SwitchLatency(30_000, 100_000, 4_500, True, _HOPPER),
+    "H200": SwitchLatency(30_000, 100_000, 4_500, True, _HOPPER),
+    "B200": SwitchLatency(30_000, 100_000, 4_500, True, "assumed: as Hopper; nothing is published for Blackwell"),
 }
-_UNKNOWN: Final = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed: as Hopper; nothing is published for this model")
+_UNKNOWN: Final = SwitchLatency(30_000, 100_000, 4_500, True, "assumed: as Hopper; nothing is published for this model")
 
 _FASTER: Final = re.compile(r"\(simulated, ([1-9][0-9]{0,2}) times as fast\)$")
 
@@ -138,8 +194,8 @@ def published_latency(model: str) -> SwitchLatency:
     Args:
         model: the GPU's name as NVML gives it, or as `faster_model` does.
 
-    >>> published_latency("NVIDIA A100-SXM4-80GB").p50_s
-    0.0054
+    >>> published_latency("NVIDIA A100-SXM4-80GB").p50_us
+    5400
     """
     named = model.upper()
     found = next((latency for name, latency in _PUBLISHED.items() if name in named), _UNKNOWN)

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Generator
 from typing import Final
 
+from perseus_core.marks import MarkSource
 from perseus_proto.channel_layout import (
     BEGIN,
     BOUNDARY_BITS,
@@ -41,7 +42,6 @@ from perseus_proto.channel_layout import (
     WAKE,
     Faults,
     IterationRecord,
-    MarkSource,
     Phase,
     Position,
     first_record,
@@ -63,7 +63,6 @@ __all__ = [
     "ChannelWriter",
     "Faults",
     "IterationRecord",
-    "MarkSource",
     "Phase",
     "Position",
     "gpu_mark_value",

@@ -58,6 +58,8 @@ from enum import IntEnum, IntFlag
 from operator import le, sub
 from typing import Final
 
+from perseus_core.marks import MarkSource
+
 LAYOUT_VERSION: Final = 2
 SLOTS: Final = 4
 """Iterations stored for the agent: one being filled, two that wait for GPU events, one being drained."""
@@ -96,19 +98,6 @@ class Phase(IntEnum):
     ENDED = 3
     """An instruction has ended."""
     STEP_ENDED = 4
-
-
-class MarkSource(IntEnum):
-    """Whose time the marks of a rank are in; numbers as in ``perseus.v1alpha1.MarkSource``."""
-
-    HOST = 1
-    """The host's, when it launches: they say nothing about the GPU."""
-    SYNCHRONISED = 2
-    """The host's, and it waits for the GPU before each."""
-    EVENTS = 3
-    """The GPU's, read from its events an iteration later."""
-    GPU = 4
-    """The GPU's: it writes its mark as it passes, and events give exact times later."""
 
 
 class Faults(IntFlag):

@@ -22,8 +22,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from perseus_core.latency import SwitchLatency
-from perseus_core.units import s_from_us
+from perseus_core.latency import MAX_LATENCY_US, SwitchLatency
 from perseus_proto.v1alpha1 import agent_pb2
 
 MAX_CLOCKS: Final = 255
@@ -36,8 +35,6 @@ MAX_ALL_INSTRUCTIONS: Final = 1 << 20
 MAX_CELLS: Final = 1 << 26
 """Bound on stages × points × instructions, one byte each when unpacked: 64 stages of 3,072 instructions at 300 points
 fit."""
-MAX_CHANGE_US: Final = 60_000_000
-"""Longest clock change: a minute."""
 
 _ROW_BYTES, _INSTRUCTION_BYTES, _POINT_BYTES = 48, 64, 256
 _KINDS: Final = frozenset(agent_pb2.InstructionKind.values()) - {agent_pb2.INSTRUCTION_KIND_UNSPECIFIED}
@@ -205,15 +202,12 @@ def decode_changes(messages: Sequence[agent_pb2.ClockChange]) -> dict[int, Switc
     if clocks and (clocks[0] == 0 or clocks[-1] > MAX_CLOCK_MHZ or any(b <= a for a, b in pairwise(clocks))):
         raise InvalidPlanSet(f"changes.clock_mhz: must ascend strictly within 1 to {MAX_CLOCK_MHZ}")
     for one in messages:
-        if not 1 <= one.p50_us <= one.p99_us <= MAX_CHANGE_US:
+        if not 1 <= one.p50_us <= one.p99_us <= MAX_LATENCY_US:
             raise InvalidPlanSet(
                 f"changes[{one.clock_mhz}]: p50_us must be at least 1, p99_us at least p50_us and at most "
-                f"{MAX_CHANGE_US}, not {one.p50_us} and {one.p99_us}"
+                f"{MAX_LATENCY_US}, not {one.p50_us} and {one.p99_us}"
             )
-    return {
-        one.clock_mhz: SwitchLatency(s_from_us(one.p50_us), s_from_us(one.p99_us), 0.0, False, _SENT)
-        for one in messages
-    }
+    return {one.clock_mhz: SwitchLatency(one.p50_us, one.p99_us, 0, False, _SENT) for one in messages}
 
 
 def _validate_header(message: agent_pb2.PlanSet) -> tuple[list[StageSchedule], int]:

@@ -4,8 +4,8 @@ by tests; trainers read the resulting CSV.
 
 from __future__ import annotations
 
+from perseus_core.instruction import InstructionKind
 from perseus_sim.gpus.model import MODELS, GpuModel
-from perseus_solver.kinds import Kind
 from perseus_solver.model.assumed import WORK, assumed_profile
 
 
@@ -49,7 +49,7 @@ def profile_csv(
     if not forward_s > 0:
         raise ValueError(f"forward_s: must be more than 0, is {forward_s}")
     weights = enumerate(stage_weights(stages, imbalance))
-    kinds = (Kind.FORWARD, Kind.BACKWARD)
+    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
     times_s = {(stage, kind, 0): forward_s * weight * WORK[kind] for stage, weight in weights for kind in kinds}
     return assumed_profile(_model(gpu), times_s)
 
@@ -69,7 +69,7 @@ def steps_csv(gpu: str = "a100", step_s: float = 0.4) -> str:
     """
     if not step_s > 0:
         raise ValueError(f"step_s: must be more than 0, is {step_s}")
-    return assumed_profile(_model(gpu), {(0, Kind.STEP, 0): step_s})
+    return assumed_profile(_model(gpu), {(0, InstructionKind.STEP, 0): step_s})
 
 
 def _model(gpu: str) -> GpuModel:

@@ -39,6 +39,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perseus_core.instruction import InstructionKind
     from perseus_solver.certify import InvalidCertificate
     from perseus_solver.cli.documents import InvalidPlan
     from perseus_solver.cli.files import Unwritable
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     )
     from perseus_solver.exact import prove
     from perseus_solver.frontier import Planner, solve_deadline, solve_frontier
-    from perseus_solver.kinds import Kind
     from perseus_solver.model.deployed import DeployedGap
     from perseus_solver.model.graph import Option
     from perseus_solver.model.problem import Problem, build_problem
@@ -72,6 +72,7 @@ __all__ = [
     "DeployedGap",
     "Frontier",
     "Infeasible",
+    "InstructionKind",
     "InvalidCalibration",
     "InvalidCertificate",
     "InvalidFrontier",
@@ -81,7 +82,6 @@ __all__ = [
     "InvalidProfile",
     "InvalidSchedule",
     "InvalidTrace",
-    "Kind",
     "Option",
     "PeerFailed",
     "Planner",
@@ -124,7 +124,7 @@ _NAMES_OF_MODULE = {
     ),
     "exact": ("prove",),
     "frontier": ("Planner", "solve_deadline", "solve_frontier"),
-    "kinds": ("Kind",),
+    "kinds": ("InstructionKind",),
     "model.graph": ("Option",),
     "model.problem": ("Problem", "build_problem"),
     "model.profile": ("Profile", "read_profile"),

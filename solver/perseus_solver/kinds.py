@@ -1,16 +1,17 @@
-"""What all of the solver shares: kinds of instructions, tables of measured options, and types of arrays.
+"""What all of the solver shares: tables of measured options, and types of arrays.
 
-This is the lowest module of the solver: it imports nothing of the project.
+This is the lowest module of the solver: of the project it imports the vocabulary alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from perseus_core.instruction import InstructionKind
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -54,22 +55,6 @@ SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation, 1 / Φ⁻¹(3/4)."""
 
 
-class Kind(IntEnum):
-    """What an instruction computes. The numbers are those of the wire (``InstructionKind``)."""
-
-    FORWARD = 1
-    BACKWARD = 2
-    INPUT_GRADIENT = 3
-    WEIGHT_GRADIENT = 4
-    CONSTANT = 5
-    STEP = 6
-
-    @property
-    def label(self) -> str:
-        """The name used in CSV and JSON: the member's name in lower case."""
-        return self.name.lower()
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Options:
     """The measured clocks of one kind of instruction of one stage and chunk, by descending frequency.
@@ -85,7 +70,7 @@ class Options:
     """
 
     stage: int
-    kind: Kind
+    kind: InstructionKind
     chunk: int
     frequency_mhz: Ints
     time_s: Floats

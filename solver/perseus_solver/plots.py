@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perseus_solver.kinds import Floats, Kind
+from perseus_core.instruction import InstructionKind
+from perseus_solver.kinds import Floats
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice, Simulator
@@ -357,7 +358,7 @@ def _label(axes: Any, problem: Problem, run: Timeline, shade: Floats) -> None:
         strict=True,
     )
     for x, stage, microbatch, kind, dark in rows:
-        if kind == Kind.CONSTANT:  # too short for a number
+        if kind == InstructionKind.CONSTANT:  # too short for a number
             continue
         axes.text(
             x,
@@ -366,7 +367,7 @@ def _label(axes: Any, problem: Problem, run: Timeline, shade: Floats) -> None:
             ha="center",
             va="center",
             fontsize=5,
-            style="normal" if kind == Kind.FORWARD else "italic",
+            style="normal" if kind == InstructionKind.FORWARD else "italic",
             color="white" if dark > 0.6 else _INK,
         )
 

@@ -22,10 +22,11 @@ from tests.execution.executor import Control, Executor
 from tests.execution.machine import Machine, Outcome
 from tests.execution.pipeline import Pipeline
 
+from perseus_core.grain import Grain
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
-from perseus_operator.families.training.features.hardware.hardware import Basis, next_hardware
 from perseus_operator.families.training.features.hardware.hardware import Hardware as OperatorHardware
+from perseus_operator.families.training.features.hardware.hardware import LatencyBasis, next_hardware
 from perseus_operator.nodes.gpu import ClockLatency, Transition
 from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
@@ -37,7 +38,7 @@ from perseus_solver.certify import Certificate
 from perseus_solver.frontier import Planner, solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.model.result import Frontier, Grain
+from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal import Hardware
 from perseus_solver.rehearsal.deployment import deployable_frontier
 from perseus_solver.schedules import build_schedule
@@ -163,14 +164,14 @@ def swept(gpu: str) -> Mapping[int, SwitchLatency]:
     """
     model, profile = MODELS[gpu], read_profile(profile_csv(STAGES, gpu, forward_s=SOLVED_MS / 1e3))
     clocks = sorted({mhz for table in profile.tables.values() for mhz in table.frequency_mhz.tolist()})
-    call_us, lock = us_from_s(model.driver.latency.call_s), model.driver.latency.shared_lock
+    call_us, lock = model.driver.latency.call_us, model.driver.latency.shared_lock
     node = []
     for number in range(8 * STAGES):
         switches = Switches(model.driver, 1_000 + number)
         takes_us = [us_from_s(switches.draw(mhz).latency_s) for mhz in clocks]
         p50_us, p99_us = (int(np.quantile(takes_us, share, method="higher")) for share in (0.5, 0.99))
         found = tuple(Transition(0, mhz, 1, us, us) for mhz, us in zip(clocks, takes_us, strict=True))
-        node.append(ClockLatency(p50_us, p99_us, call_us, len(clocks), lock, found))
+        node.append(ClockLatency(p50_us, p99_us, call_us, lock, changes=len(clocks), transitions=found))
     measured = measured_latency(model.name, node)
     assert measured is not None
     known = OperatorHardware(
@@ -178,7 +179,7 @@ def swept(gpu: str) -> Mapping[int, SwitchLatency]:
         measured.p50_us,
         measured.p99_us,
         call_us,
-        basis=Basis.MEASURED,
+        basis=LatencyBasis.MEASURED,
         clocks=clock_times(measured, node),
     )
     adopted = next_hardware(None, known)

@@ -26,12 +26,12 @@ FILE: Final = "causes.json"
 
 def without_scatter(latency: SwitchLatency) -> SwitchLatency:
     """Return a latency that is always its median."""
-    return replace(latency, p99_s=latency.p50_s)
+    return replace(latency, p99_us=latency.p50_us)
 
 
 def without_calls(latency: SwitchLatency) -> SwitchLatency:
     """Return a latency whose calls take no time, so that no GPU waits for another."""
-    return replace(latency, call_s=0.0)
+    return replace(latency, call_us=0)
 
 
 BETTER: Final[Mapping[str, Callable[[SwitchLatency], SwitchLatency]]] = {

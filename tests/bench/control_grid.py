@@ -167,7 +167,7 @@ def constant_latency(latency_s: float) -> DriverModel | None:
     if not latency_s:
         return None
     call_s = latency_s / 6
-    latency = SwitchLatency(latency_s, latency_s, call_s, False, "constant")
+    latency = SwitchLatency.of_seconds(latency_s, latency_s, call_s, False, "constant")
     return DriverModel(latency, call_s, 0.0, 0.0, 1.0, 0.0, 0.0, 0.1, 0.02)
 
 

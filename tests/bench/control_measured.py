@@ -54,7 +54,7 @@ def pipeline() -> Pipeline:
 
 def driver_of(p50_ms: float, p99_ms: float) -> DriverModel:
     """Return a driver with this latency and nothing else."""
-    latency = SwitchLatency(p50_ms / 1e3, p99_ms / 1e3, min(CALL_S, p50_ms / 2e3), False, "given")
+    latency = SwitchLatency.of_seconds(p50_ms / 1e3, p99_ms / 1e3, min(CALL_S, p50_ms / 2e3), False, "given")
     return DriverModel(latency, TAIL * latency.call_s, 0.0, 0.0, 1.0, 0.0, 0.0, 0.1, 0.02)
 
 

@@ -22,6 +22,7 @@ from tests.bench.clairvoyant import least_energy
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
 from perseus_core.serving import ClockTable, EngineSample
+from perseus_core.units import us_from_s
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table
@@ -102,7 +103,7 @@ def driver_of(cell: Cell) -> DriverModel:
     """The driver of a cell's GPUs."""
     driver = MODELS["h100"].driver
     p50_s, p99_s = LATENCIES[cell.latency]
-    return replace(driver, latency=replace(driver.latency, p50_s=p50_s, p99_s=p99_s))
+    return replace(driver, latency=replace(driver.latency, p50_us=us_from_s(p50_s), p99_us=us_from_s(p99_s)))
 
 
 def machine_of(cell: Cell, power_limit_w: float | None = None) -> Machine:

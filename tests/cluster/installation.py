@@ -26,7 +26,7 @@ from local_cluster.machine import Machine, processes, running
 from perseus_core import keys
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ShimError
-from perseus_sim.gpus.shim_gpu import NodeGpus, NoGpus, describe, open_shim
+from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpus, describe, open_shim
 from perseus_sim.profiles import profile_csv
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
@@ -77,7 +77,7 @@ class Gpu:
 
     def __init__(self, folder: Path, uuid: str, stage: int) -> None:
         self.uuid, self.stage = uuid, stage
-        self._index = NodeGpus.read(folder).uuids.index(uuid)
+        self._index = ShimGpus.read(folder).uuids.index(uuid)
         self._shim = open_shim(folder)
         self._resets = self._shim.get(self._index, "reset_calls")
         self.defaults: list[float] = []
@@ -208,7 +208,7 @@ class Job:
         own = self.run("trainer", "printenv", "NVIDIA_VISIBLE_DEVICES").strip().split(",")
         folder = self.node.root / GPUS
         try:
-            others = set(NodeGpus.read(folder).uuids) - set(own)
+            others = set(ShimGpus.read(folder).uuids) - set(own)
             self.gpus = [Gpu(folder, uuid, number % STAGES) for number, uuid in enumerate(sorted(own))]
             self.spare = [Gpu(folder, uuid, 0) for uuid in others]
         except (NoGpus, ShimError):

@@ -104,7 +104,7 @@ def open_devices(argument: str) -> UntouchedSet:
     """This machine's GPUs, with their changes noted in a folder. The driver is opened without the right to write."""
     folder = Path(argument)
     p50_s, p99_s, call_s = json.loads((folder / "latency").read_text())
-    latency = SwitchLatency(p50_s, p99_s, call_s, shared_lock=True, source="as the test says")
+    latency = SwitchLatency.of_seconds(p50_s, p99_s, call_s, shared_lock=True, source="as the test says")
     return UntouchedSet(
         NvmlDevices(privileged=lambda: False),
         lambda device: UntouchedGpu(device, latency, folder / f"{device.identity.uuid}.changes"),

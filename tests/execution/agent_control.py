@@ -32,9 +32,10 @@ from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_core.instruction import Instruction, InstructionKind
 from perseus_core.latency import SwitchLatency
+from perseus_core.marks import MarkSource
 from perseus_core.rank import RankId
 from perseus_core.units import s_from_us, us_from_s
-from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
+from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.planset import StageSchedule
 
 READ_US: Final = 10

@@ -138,7 +138,7 @@ def _train(
 
 def _by_host_marks(launched_us: Sequence[float], clocks: Sequence[int], latency_s: Sequence[float]) -> list[Change]:
     """Changes that are asked for when the host launches the first kernel of an instruction, without a queue."""
-    latency = SwitchLatency(*latency_s, shared_lock=True, source="as above")
+    latency = SwitchLatency.of_seconds(*latency_s, shared_lock=True, source="as above")
     draw = random.Random(1)
     found, before = [], 0
     for at_us, mhz in zip(launched_us, clocks, strict=True):

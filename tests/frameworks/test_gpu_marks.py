@@ -23,7 +23,7 @@ from tests.frameworks.gpu_agent import AgentEnd
 from perseus_agent.devices.base import EventReason
 from perseus_agent.devices.nvml import NvmlDevice, NvmlDevices
 from perseus_agent.errors import DeviceError
-from perseus_proto.channel import MarkSource
+from perseus_core.marks import MarkSource
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
 

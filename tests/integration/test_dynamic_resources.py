@@ -19,7 +19,7 @@ from perseus_sim.gpus.dynamic_resources import CDI_KIND, DRIVER, SLICES, Folders
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.offer import make_gpus
-from perseus_sim.gpus.shim_gpu import IN_CONTAINER, NodeGpus, granted
+from perseus_sim.gpus.shim_gpu import IN_CONTAINER, ShimGpus, granted
 
 SLICE = f"{SLICES}/node-a-{DRIVER}"
 
@@ -33,13 +33,13 @@ def server(tmp_path: Path) -> Iterator[ClaimServer]:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, nvml_library: Path) -> NodeGpus:
+def gpus(tmp_path: Path, nvml_library: Path) -> ShimGpus:
     return make_gpus(tmp_path / "gpus", "node-a", 3, MODELS["a100"], nvml_library)
 
 
 @pytest.fixture
 def kubelet(
-    tmp_path: Path, server: ClaimServer, gpus: NodeGpus, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: ClaimServer, gpus: ShimGpus, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ClaimKubelet]:
     """A kubelet for which a driver serves."""
     monkeypatch.setattr(dynamic_resources, "CHECK_S", 0.05)
@@ -57,7 +57,7 @@ def kubelet(
 
 
 def test_a_container_finds_the_gpus_of_all_its_claims_and_no_others(
-    kubelet: ClaimKubelet, server: ClaimServer, gpus: NodeGpus, tmp_path: Path
+    kubelet: ClaimKubelet, server: ClaimServer, gpus: ShimGpus, tmp_path: Path
 ) -> None:
     info = kubelet.start(DRIVER)
     assert (info.type, info.name, list(info.supported_versions)) == ("DRAPlugin", DRIVER, ["v1.DRAPlugin"])

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from perseus_core.leases import RestingClock
 from perseus_operator.__main__ import main
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import JobSpec
@@ -24,7 +25,6 @@ from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.nodes.actions import Intent
-from perseus_operator.nodes.lease_clock import RestingClock
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
 

@@ -22,8 +22,8 @@ from tests.bench.control import (
 )
 from tests.execution.controls import HostMarks
 
+from perseus_core.grain import Grain
 from perseus_sim.training.hosts import Framework
-from perseus_solver.model.result import Grain
 from perseus_solver.rehearsal import rehearse
 
 pytestmark = pytest.mark.usefixtures("short_search")

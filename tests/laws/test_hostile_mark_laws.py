@@ -43,8 +43,9 @@ from perseus_agent.clocks.telemetry import (
 from perseus_agent.clocks.timetable import PERIOD_MIN_US, PLANS_KEPT, Timetable
 from perseus_agent.devices.base import EnergyReading
 from perseus_core.latency import published_latency
+from perseus_core.marks import MarkSource
 from perseus_core.rank import RankId
-from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource
+from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord
 from perseus_proto.channel_layout import (
     AHEAD_US,
     BEGIN,

@@ -36,7 +36,7 @@ from perseus_operator.families.training.features.profile.sweep import (
 )
 from perseus_operator.families.training.features.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.families.training.work.profiler import check_profile
+from perseus_operator.families.training.work.profiler import parse_profile
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import KEPT, History, JobIteration, Report, summarise
 from perseus_solver.schedules import build_schedule
@@ -157,7 +157,7 @@ def test_a_sweep_makes_a_profile_or_a_refusal_whatever_ranks_report(sweep: Sweep
         assert "nan" not in csv
         assert "inf" not in csv
         try:
-            check_profile(csv.encode(), STAGES)
+            parse_profile(csv.encode(), STAGES)
         except InvalidProfile:
             continue
     times_us = {(n, *key): {1410: 1.0} for n, stage in enumerate(sweep.readings[0].stages) for key in stage.means}

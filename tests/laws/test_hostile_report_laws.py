@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_core.instruction import InstructionKind
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import is_valid_report
 from perseus_operator.families.training.features.profile.drift import Drift
@@ -20,7 +21,7 @@ from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.calibration import FrontierTimes
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import solve_frontier
-from perseus_solver.kinds import Kind, Options
+from perseus_solver.kinds import Options
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import Profile
 from perseus_solver.model.simulator import Simulator
@@ -37,7 +38,7 @@ TABLES = {
         energy_j=np.array([4.0, 3.0]),
     )
     for stage in range(STAGES)
-    for kind in (Kind.FORWARD, Kind.BACKWARD)
+    for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 }
 PROFILE = Profile(stages=STAGES, tables=TABLES)
 PROBLEM = build_problem(

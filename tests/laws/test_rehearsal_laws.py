@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tests.doubles.slow_execution import SlowExecution
 
 from perseus_core.latency import SwitchLatency
+from perseus_core.marks import MarkSource
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
+from perseus_solver.rehearsal import Hardware, Rule, rehearse
 from perseus_solver.rehearsal.control import Expected, Leads, requests
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Latencies
 from perseus_solver.rehearsal.host import highest_clocks, host_ends
@@ -71,11 +72,11 @@ def hardware(
     p99_s: float = 0.0,
     *,
     call_s: float = 0.0,
-    marks: Marks = Marks.GPU,
+    marks: MarkSource = MarkSource.GPU,
     noise: float = 0.0,
     gpus: int = 1,
 ) -> Hardware:
-    latency = SwitchLatency(p50_s, p99_s, call_s, gpus > 1, "a test")
+    latency = SwitchLatency.of_seconds(p50_s, p99_s, call_s, gpus > 1, "a test")
     return Hardware("made up", latency, marks, noise=noise, gpus_per_lock=gpus)
 
 
@@ -99,22 +100,21 @@ def expected_of(executor: Executor, plans: np.ndarray, lead_s: float, worth_s: f
 @LAW
 @given(
     problems(),
-    st.sampled_from(["timetable", "uncorrected", *(mark for mark in Marks if mark is not Marks.EVENTS)]),
+    st.sampled_from(["timetable", "uncorrected", MarkSource.GPU, MarkSource.SYNCHRONISED, MarkSource.HOST]),
     st.floats(0.0, 1.5),
     st.sampled_from([1, 4]),
     st.integers(0, 2**32 - 1),
 )
 def test_an_execution_is_that_of_one_instruction_after_the_other(
-    problem: Problem, control: str, p50_s: float, gpus: int, seed: int
+    problem: Problem, control: str | MarkSource, p50_s: float, gpus: int, seed: int
 ) -> None:
     """To the last bit, in iterations that follow each other; energies are sums in whatever order."""
     executor, plans, random = Executor(problem), plans_of(problem), np.random.default_rng(seed)
     expected = expected_of(executor, plans, 1.2 * p50_s, p50_s / 2)
-    timetable = control in ("timetable", "uncorrected")
-    if timetable:
+    if isinstance(control, str):
         asked, start = expected.timetable(corrected=control == "timetable"), expected.start()
     else:
-        launches = replace(hardware(marks=Marks(control)), launch_s=1e-3)
+        launches = replace(hardware(marks=control), launch_s=1e-3)
         asked = host_ends(problem, launches, expected.clock)
         start = highest_clocks(expected.clock, problem.stage_offset.tolist())
     clocks = len(executor.tables.mhz)
@@ -192,9 +192,9 @@ def test_clocks_that_change_at_once_are_what_the_simulator_assumes(problem: Prob
 
 
 @LAW
-@given(problems(), st.floats(0.0, 2.0), st.floats(1.0, 4.0), st.sampled_from(list(Marks)), st.sampled_from([1, 4]))
+@given(problems(), st.floats(0.0, 2.0), st.floats(1.0, 4.0), st.sampled_from(list(MarkSource)), st.sampled_from([1, 4]))
 def test_work_is_conserved_and_energy_lies_between_its_least_and_its_most(
-    problem: Problem, p50_s: float, tail: float, marks: Marks, gpus: int
+    problem: Problem, p50_s: float, tail: float, marks: MarkSource, gpus: int
 ) -> None:
     """No instruction is faster than at its fastest clock, nor slower than at its slowest; powers likewise.
 
@@ -219,8 +219,10 @@ def test_work_is_conserved_and_energy_lies_between_its_least_and_its_most(
 
 
 @LAW
-@given(problems(), st.floats(0.0, 3.0), st.sampled_from(list(Marks)))
-def test_plans_of_one_clock_for_each_stage_never_notice_latency(problem: Problem, p50_s: float, marks: Marks) -> None:
+@given(problems(), st.floats(0.0, 3.0), st.sampled_from(list(MarkSource)))
+def test_plans_of_one_clock_for_each_stage_never_notice_latency(
+    problem: Problem, p50_s: float, marks: MarkSource
+) -> None:
     simulator = Simulator(problem)
     per_stage = np.arange(problem.stages)[problem.schedule.stage]
     choice = np.array(
@@ -269,7 +271,7 @@ def test_no_clock_is_too_low_where_each_latency_is_known_exactly(
 @LAW
 @given(problems(), st.floats(0.0, 3.0))
 def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Problem, p50_s: float) -> None:
-    found = rehearse(problem, plans_of(problem), hardware(p50_s, 2 * p50_s, marks=Marks.RUN_AHEAD), samples=2)
+    found = rehearse(problem, plans_of(problem), hardware(p50_s, 2 * p50_s, marks=MarkSource.HOST), samples=2)
     assert found.below_s.max() == 0
     assert found.calls.max() == 0
 
@@ -298,10 +300,10 @@ def test_no_clock_is_asked_for_that_is_not_worth_its_calls(parts: list[tuple[int
     st.floats(0.0, 3.0),
     st.floats(0.0, 1.0),
     st.sampled_from([1, 8]),
-    st.sampled_from([Marks.GPU, Marks.EVENTS]),
+    st.sampled_from([MarkSource.GPU, MarkSource.EVENTS]),
 )
 def test_a_plan_as_agents_ask_for_it_is_nowhere_lower_and_is_asked_for_as_it_is(
-    problem: Problem, p50_s: float, call_s: float, gpus: int, marks: Marks
+    problem: Problem, p50_s: float, call_s: float, gpus: int, marks: MarkSource
 ) -> None:
     real = hardware(p50_s, 2 * p50_s, call_s=call_s, marks=marks, noise=0.01, gpus=gpus)
     plans, executor = plans_of(problem), Executor(problem)

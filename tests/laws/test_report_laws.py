@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doubles.kept import kept
 
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.families.training.features.stragglers.detector import StragglerDetector
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.jobs.job import Job as PerseusJob
-from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import History, Report
 from perseus_operator.objects.values import JobRef
 from perseus_proto.planset import MAX_INSTRUCTIONS

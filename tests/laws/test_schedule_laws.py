@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.made_up_profiles import PIPELINES
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Kind, Options
+from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import Profile
 from perseus_solver.model.simulator import Simulator
@@ -89,21 +90,21 @@ def test_simulated_times_respect_the_data_flow(
     span = {}
     for i, stage in enumerate(schedule.stage.tolist()):
         place = int(schedule.position[stage, schedule.chunk[i]])
-        what = Kind(int(schedule.kind[i]))
+        what = InstructionKind(int(schedule.kind[i]))
         if place != ABSENT:
-            key = Kind.BACKWARD if what is Kind.INPUT_GRADIENT else what
+            key = InstructionKind.BACKWARD if what is InstructionKind.INPUT_GRADIENT else what
             span[key, int(schedule.microbatch[i]), place] = (run.start_s[i], run.end_s[i], stage)
     places = int(schedule.position.max()) + 1
     for (what, microbatch, place), (start, _, stage) in span.items():
         needs = []
-        if what is Kind.FORWARD and place > 0:
-            needs.append((Kind.FORWARD, microbatch, place - 1))
-        if what is Kind.BACKWARD:
-            needs.append((Kind.FORWARD, microbatch, place))
+        if what is InstructionKind.FORWARD and place > 0:
+            needs.append((InstructionKind.FORWARD, microbatch, place - 1))
+        if what is InstructionKind.BACKWARD:
+            needs.append((InstructionKind.FORWARD, microbatch, place))
             if place < places - 1:
-                needs.append((Kind.BACKWARD, microbatch, place + 1))
-        if what is Kind.WEIGHT_GRADIENT:
-            needs.append((Kind.BACKWARD, microbatch, place))
+                needs.append((InstructionKind.BACKWARD, microbatch, place + 1))
+        if what is InstructionKind.WEIGHT_GRADIENT:
+            needs.append((InstructionKind.BACKWARD, microbatch, place))
         for need in needs:
             _, end, source = span[need]
             assert start >= end + (0.125 if source != stage else 0) - ROUNDING_S
@@ -234,8 +235,8 @@ def random_profile(stages: int, seed: int) -> Profile:
             energy_j=rng.uniform(0.5, 2, 1),
         )
         for stage in range(stages)
-        for kind in Kind
-        if kind is not Kind.CONSTANT
+        for kind in InstructionKind
+        if kind is not InstructionKind.CONSTANT
     }
     return Profile(stages=stages, tables=tables)
 
@@ -248,12 +249,12 @@ def graph_problem(
 ) -> Problem:
     """A problem that is any graph; the schedule in it only names things."""
     n = duration.size
-    order = np.column_stack([np.full(n, Kind.FORWARD), np.arange(n), np.zeros(n, dtype=int)])
+    order = np.column_stack([np.full(n, InstructionKind.FORWARD), np.arange(n), np.zeros(n, dtype=int)])
     schedule = assemble("graph", [order], microbatches=n, position=np.zeros((1, 1)))
     options = tuple(
         Options(
             stage=0,
-            kind=Kind.FORWARD,
+            kind=InstructionKind.FORWARD,
             chunk=0,
             frequency_mhz=np.array([1000], dtype=np.int32),
             time_s=np.array([t]),

@@ -10,12 +10,12 @@ from tests.offenders import about_each
 
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.stage_reports import combine
-from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary, RankProcess
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
 from perseus_agent.servers.grpc_service import _event
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
 from perseus_operator.clients.agents.messages import event_of, is_valid
 from perseus_operator.nodes.iterations import History, JobIteration, Report
-from perseus_proto.channel import MarkSource
 from perseus_proto.v1alpha1 import agent_pb2
 
 PIPELINES, STAGES, SPLIT, INSTRUCTIONS = 2, 2, 4, 3

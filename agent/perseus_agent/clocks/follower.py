@@ -12,7 +12,8 @@ from typing import Protocol
 
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
-from perseus_agent.clocks.telemetry import ClockControl, RankProcess
+from perseus_agent.clocks.telemetry import RankProcess
+from perseus_core.marks import ClockControl
 from perseus_proto.channel import IterationRecord
 
 
@@ -25,7 +26,7 @@ class Finished:
     next_begin_us: int
     plan: StagePlan | None
     clock_changes: int
-    control: ClockControl = ClockControl.UNSPECIFIED
+    control: ClockControl | None = None
     machine_clock: bool = False
     """Its times are of the machine's clock."""
     own_time: bool = False

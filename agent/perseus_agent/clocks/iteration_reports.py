@@ -16,7 +16,7 @@ from typing import Final
 from perseus_agent.clocks.follower import Finished
 from perseus_agent.clocks.latency import Effect
 from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
-from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
+from perseus_agent.clocks.telemetry import Event, IterationSummary
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
 from perseus_core.units import s_from_us
 
@@ -130,7 +130,7 @@ class IterationReports:
                 quiet_us=quiet_us,
                 quiet_energy_mj=quiet_mj,
                 marks=record.source if one.machine_clock else None,
-                control=one.control if plan else ClockControl.UNSPECIFIED,
+                control=one.control if plan else None,
                 leads_us=leads_us,
                 below_plan_us=below_us,
                 above_plan_us=above_us,

@@ -20,7 +20,6 @@ from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
 from perseus_core.latency import SwitchLatency, by_clock, corrected
-from perseus_core.units import s_from_us, us_from_s
 
 KEPT: Final = 256
 """Changes remembered: enough for a 99th percentile that two outliers do not make."""
@@ -139,7 +138,7 @@ class LatencyMeter:
     @property
     def calls(self) -> Quantiles:
         """Of the driver's calls alone; the published median where there was none."""
-        return _quantiles(self._calls_us) or Quantiles(*2 * (us_from_s(self._published.call_s),), 0)
+        return _quantiles(self._calls_us) or Quantiles(*2 * (self._published.call_us,), 0)
 
     def transitions(self) -> dict[tuple[int, int], Quantiles]:
         """Per clock before (0: the default clocks) and after, MHz: the most frequent first."""
@@ -170,10 +169,10 @@ class LatencyMeter:
         """
         self._waits.add(max(began_us - wanted_us, 0))
         self._calls_us.append(max(ended_us - began_us, 0))
-        self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
+        self._in_effect(Effect(began_us + self.switch.p50_us, mhz))
         self._effects += 1
         self.give_up()
-        settled = self._reached or began_us - self._wrote_us > us_from_s(self.switch.p99_s)
+        settled = self._reached or began_us - self._wrote_us > self.switch.p99_us
         self._reached, self._wrote_us = False, began_us
         self._estimate_now_and_then(self._effects)
         apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
@@ -202,7 +201,7 @@ class LatencyMeter:
             if not change.seen_us:  # later it may be the clock before that has just come into effect
                 change.settled |= clock_mhz == change.before_mhz
             change.seen_us = since_us
-            if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
+            if since_us < GIVE_UP * self.switch.p99_us:
                 self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
             else:
                 self._open = None  # something else holds the clock back, which says nothing of changes
@@ -255,9 +254,9 @@ class LatencyMeter:
             # A clock that reads as changed before the call returns is a setting, not yet a speed.
             p50_us = max(changes.p50_us, calls.p50_us, 1)
             self.switch = SwitchLatency(
-                p50_s=s_from_us(p50_us),
-                p99_s=s_from_us(max(changes.p99_us, calls.p99_us, p50_us)),
-                call_s=s_from_us(calls.p50_us),
+                p50_us=p50_us,
+                p99_us=max(changes.p99_us, calls.p99_us, p50_us),
+                call_us=calls.p50_us,
                 shared_lock=self._published.shared_lock,
                 source=f"measured on this GPU: {self.measured} changes",
             )
@@ -274,12 +273,12 @@ class LatencyMeter:
         seen: dict[int, list[_Seen]] = {}
         for (_, mhz), of in self._of_transition.items():
             seen.setdefault(mhz, []).extend(of)
-        medians_s = {
-            mhz: (found.values, s_from_us(max(found.p50_us, self.calls.p50_us)))
+        medians_us = {
+            mhz: (found.values, max(found.p50_us, self.calls.p50_us))
             for mhz, of in seen.items()
             if (found := _quantiles_of(of, self._published)) and 2 * found.values > len(of)
         }
-        return {**(by_clock(self.switch, medians_s) if self.enough else {}), **corrected(self._given, medians_s)}
+        return {**(by_clock(self.switch, medians_us) if self.enough else {}), **corrected(self._given, medians_us)}
 
 
 def _quantiles(values_us: Sequence[int]) -> Quantiles | None:
@@ -302,6 +301,6 @@ def _quantiles_of(seen: Sequence[_Seen], published: SwitchLatency) -> Quantiles 
             remaining *= 1 - 1 / (len(ordered) - number)
             while len(found) < len(_REMAINING) and remaining < _REMAINING[len(found)]:
                 found.append(us)
-    unseen = [max(ordered[-1].us, us_from_s(latency_s)) for latency_s in (published.p50_s, published.p99_s)]
+    unseen = [max(ordered[-1].us, latency_us) for latency_us in (published.p50_us, published.p99_us)]
     p50_us, p99_us = (*found, *unseen[len(found) :])
     return Quantiles(p50_us, p99_us, sum(not longer for _, longer in ordered))

@@ -48,5 +48,4 @@ class Lead(NamedTuple):
     @classmethod
     def of(cls, latency: SwitchLatency) -> Lead:
         """The lead that a switch latency demands."""
-        call_us = us_from_s(latency.call_s)
-        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s), 2 * call_us, call_us)
+        return cls(latency.p50_us, us_from_s(latency.deviation_s), 2 * latency.call_us, latency.call_us)

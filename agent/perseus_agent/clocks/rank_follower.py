@@ -21,10 +21,11 @@ from typing import Final
 from perseus_agent.clocks.follower import Finished, Follower
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
-from perseus_agent.clocks.telemetry import ClockControl, RankProcess
+from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.clocks.timetable import Timetable
 from perseus_core.instruction import Instruction
-from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource, Phase, Position
+from perseus_core.marks import ClockControl, MarkSource
+from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase, Position
 
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)
@@ -42,7 +43,7 @@ class _Mark:
 
     plan: StagePlan | None
     writes: int
-    control: ClockControl = ClockControl.UNSPECIFIED
+    control: ClockControl | None = None
 
 
 class RankFollower(Follower):
@@ -131,7 +132,7 @@ class RankFollower(Follower):
         plan, was_silent, self.next_look_us = self.plan, self._silent, 0
         if self.channel.asks_default_clocks():
             plan = None
-        control, mhz = (ClockControl.UNSPECIFIED, None) if plan is None else self._choose(plan, now_us, lead)
+        control, mhz = (None, None) if plan is None else self._choose(plan, now_us, lead)
         self._asked_mhz = mhz
         mark = self._marks.get(self.iteration or 0)
         if mark is not None and plan is not None:
@@ -322,7 +323,7 @@ class RankFollower(Follower):
         self._deviant = True
         mark = self._marks.get(self._planned_iteration)
         if mark is not None:
-            mark.plan, mark.control = None, ClockControl.UNSPECIFIED
+            mark.plan = mark.control = None
         self._timetable.plans_changed()
 
     def _finish(self, record: IterationRecord, next_begin_us: int, writes: int) -> Finished:
@@ -337,7 +338,7 @@ class RankFollower(Follower):
             next_begin_us=next_begin_us if consistent else record.end_us,
             plan=None if mark is None else mark.plan,
             clock_changes=0 if mark is None else (writes if following is None else following.writes) - mark.writes,
-            control=ClockControl.UNSPECIFIED if mark is None else mark.control,
+            control=None if mark is None else mark.control,
             machine_clock=self.machine_clock,
             own_time=self.own_time,
         )

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
+from perseus_agent.clocks.telemetry import Event, IterationSummary
+from perseus_core.marks import ClockControl
 
 
 def combine(events: Iterable[Event]) -> list[Event]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.errors import TooMuch
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
-from perseus_proto.channel import MarkSource
 
 MAX_WATCHERS: Final = 16
 MAX_NUMBERS: Final = 1 << 18
@@ -26,16 +25,6 @@ BATCH_NUMBERS: Final = 1 << 16
 GATHER_S: Final = 0.05
 """How long a batch waits for more events. The ranks of a node end an iteration nearly together, and a message for each
 costs the operator more than what it says."""
-
-
-class ClockControl(IntEnum):
-    """How the agent chose the moments of clock changes; numbers as in ``perseus.v1alpha1.ClockControl``."""
-
-    UNSPECIFIED = 0
-    """No plan was followed."""
-    TIMETABLE = 1
-    MARKS = 2
-    HELD = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +70,8 @@ class IterationSummary:
     quiet_energy_mj: int = 0
     marks: MarkSource | None = None
     """None: of another clock than the machine's."""
-    control: ClockControl = ClockControl.UNSPECIFIED
+    control: ClockControl | None = None
+    """None: no plan was followed."""
     leads_us: tuple[int, ...] = ()
     below_plan_us: int = 0
     above_plan_us: int = 0

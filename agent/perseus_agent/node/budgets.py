@@ -45,7 +45,7 @@ class OverBudget(Exception):
 
 
 @dataclass(eq=False)
-class Share:
+class ConnectionUse:
     """One connection's part, from its first byte to its end."""
 
     pod_uid: str
@@ -97,10 +97,10 @@ class Budgets:
     def __init__(self, is_leased: Callable[[str], bool], clock: Callable[[], float]) -> None:
         """``is_leased`` says whether a lease names a pod."""
         self._is_leased = is_leased
-        self._shares: dict[Share, None] = {}  # in the order of their beginning
+        self._uses: dict[ConnectionUse, None] = {}  # in the order of their beginning
         self._used = _Used[str](clock)  # bytes, by pod
 
-    def begin(self, pod_uid: str, displace: Callable[[], None]) -> Share:
+    def begin(self, pod_uid: str, displace: Callable[[], None]) -> ConnectionUse:
         """A connection whose hello is about to be read.
 
         Raises:
@@ -112,33 +112,33 @@ class Budgets:
             raise OverBudget(f"a pod may send {budget.handshakes_of_pod} hellos at a time")
         if len(under_way) >= budget.handshakes:
             raise OverBudget(f"{budget.handshakes} hellos are being read")
-        share = Share(pod_uid, displace)
-        self._shares[share] = None
-        return share
+        use = ConnectionUse(pod_uid, displace)
+        self._uses[use] = None
+        return use
 
-    def reserve(self, share: Share, size: int) -> list[Share]:
+    def reserve(self, use: ConnectionUse, size: int) -> list[ConnectionUse]:
         """Room for a hello of ``size`` bytes, before any of it is read. Returns the connections that must end for it.
 
         Raises:
             OverBudget: the pod would take more than its share.
         """
-        budget, others = self._rivals(share.pod_uid)
-        others = [other for other in others if other is not share and other.bytes]
-        own = [other for other in others if other.pod_uid == share.pod_uid]
+        budget, others = self._rivals(use.pod_uid)
+        others = [other for other in others if other is not use and other.bytes]
+        own = [other for other in others if other.pod_uid == use.pod_uid]
         if len(own) >= budget.sessions_of_pod:
             raise OverBudget(f"a pod may have {budget.sessions_of_pod} processes connected")
         if sum(other.bytes for other in own) + size > budget.pod_bytes:
             raise OverBudget(f"the schedules of a pod may take {budget.pod_bytes} bytes")
-        self._use(share.pod_uid, size, budget)
-        displaced: list[Share] = []
-        share.bytes = size
+        self._use(use.pod_uid, size, budget)
+        displaced: list[ConnectionUse] = []
+        use.bytes = size
         while len(others) >= budget.sessions or sum(other.bytes for other in others) + size > budget.total_bytes:
             held = Counter[str]()
-            for other in [*others, share]:
+            for other in [*others, use]:
                 held[other.pod_uid] += other.bytes
             greediest, most = held.most_common(1)[0]
-            if held[share.pod_uid] >= most or budget is LEASED:
-                share.bytes = 0
+            if held[use.pod_uid] >= most or budget is LEASED:
+                use.bytes = 0
                 raise OverBudget("the agent serves too many processes")
             victim = next(other for other in others if other.pod_uid == greediest)
             others.remove(victim)
@@ -147,19 +147,19 @@ class Budgets:
             self.end(victim)
         return displaced
 
-    def welcomed(self, share: Share) -> None:
+    def welcomed(self, use: ConnectionUse) -> None:
         """Its handshake is over."""
-        share.welcomed = True
+        use.welcomed = True
 
-    def end(self, share: Share) -> None:
+    def end(self, use: ConnectionUse) -> None:
         """The connection has ended; more than once is no error."""
-        self._shares.pop(share, None)
+        self._uses.pop(use, None)
 
-    def _rivals(self, pod_uid: str) -> tuple[Budget, list[Share]]:
+    def _rivals(self, pod_uid: str) -> tuple[Budget, list[ConnectionUse]]:
         """The budget of a pod, and all connections that live on the same one."""
         leased = self._is_leased(pod_uid)
-        known = {uid: self._is_leased(uid) for uid in {share.pod_uid for share in self._shares}}
-        return LEASED if leased else WAITING, [share for share in self._shares if known[share.pod_uid] is leased]
+        known = {uid: self._is_leased(uid) for uid in {use.pod_uid for use in self._uses}}
+        return LEASED if leased else WAITING, [use for use in self._uses if known[use.pod_uid] is leased]
 
     def _use(self, pod_uid: str, size: int, budget: Budget) -> None:
         if self._used.by(pod_uid, budget.pod_bytes_per_s) + size > budget.pod_bytes:

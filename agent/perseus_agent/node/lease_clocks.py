@@ -17,8 +17,9 @@ from typing import Protocol
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.devices.base import Controllability
 from perseus_agent.errors import KubeletUnavailable
-from perseus_agent.node.leases import JobLease, LeasedGpu, LeaseTable
+from perseus_agent.node.leases import JobLease, LeaseTable
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_core.leases import LeasedGpu
 
 
 class Kubelet(Protocol):
@@ -83,7 +84,7 @@ class LeaseClocks:
         """The GPUs of a lease; nothing before the kubelet has been asked."""
         held = [self._view(uuid, of) for uuid, of in self._holders.items() if of.job_uid == lease.job_uid]
         lacking = [
-            LeasedGpu(of.pod_uid, device, 0, why)
+            LeasedGpu(device, of.pod_uid, 0, why)
             for of, problems in self._problems.items()
             if of.job_uid == lease.job_uid
             for device, why in problems.items()
@@ -122,7 +123,7 @@ class LeaseClocks:
         as_wanted = governor.applied == governor.resting_mhz
         hopeful = not governor.probed or governor.controllability is Controllability.YES
         why = "" if as_wanted or hopeful else governor.controllability_message
-        return LeasedGpu(of.pod_uid, uuid, governor.applied or 0, why)
+        return LeasedGpu(uuid, of.pod_uid, governor.applied or 0, why)
 
     def _let_go(self, gone: Callable[[str, _Holder], bool], reason: str) -> dict[str, Future[bool]]:
         """Return the GPUs of which this is true to their default clocks, and forget what was wrong with their pods."""

@@ -14,6 +14,7 @@ from typing import Final
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.errors import InvalidRequest, NoLease, PodTaken, StaleEpoch, TooMuch
+from perseus_core.leases import NO_RESTING_CLOCK, LeasedGpu, RestingClock
 from perseus_proto.planset import PlanSet
 
 MIN_TTL_S: Final = 0.5
@@ -49,20 +50,6 @@ class PodName:
 
 
 @dataclass(frozen=True)
-class LeaseClock:
-    """A clock that belongs to a lease and not to a plan."""
-
-    mhz: int = 0
-    """Of all GPUs of the pods, with or without a process, while no plan wants another; 0: none, or where it is to stay,
-    the one that the lease has already."""
-    keep_s: float = 0.0
-    """How long it stays after the lease has run out."""
-
-
-NO_CLOCK: Final = LeaseClock()
-
-
-@dataclass(frozen=True)
 class LeaseRequest:
     """What an operator asks for."""
 
@@ -71,7 +58,7 @@ class LeaseRequest:
     epoch: int
     ttl_s: float
     pods: Sequence[PodName]
-    clock: LeaseClock = NO_CLOCK
+    clock: RestingClock = NO_RESTING_CLOCK
     named_gpus: Sequence[tuple[str, str]] = ()
     """Devices by claims: ``pool/device`` and its UUID, as the driver that named them for these pods has published."""
 
@@ -85,7 +72,7 @@ class JobLease:
     epoch: int
     expires_s: float
     pods: dict[str, PodName]
-    clock: LeaseClock = NO_CLOCK
+    clock: RestingClock = NO_RESTING_CLOCK
     lapsed: bool = False
     """The lease has run out: no operator commands the job, and only the clock stays, until ``expires_s``."""
     plans: JobPlans = field(default_factory=JobPlans)
@@ -106,19 +93,6 @@ class JobLease:
         self.furthest[dp] = max(self.furthest.pop(dp, 0), iteration)
         if len(self.furthest) > MAX_FURTHEST:
             del self.furthest[next(iter(self.furthest))]
-
-
-@dataclass(frozen=True)
-class LeasedGpu:
-    """A GPU of a lease with a clock, as it is reported to the operator."""
-
-    pod_uid: str
-    uuid: str
-    """Empty: the pod has none, or the message says why none is known."""
-    applied_mhz: int
-    """What this agent has locked; 0: the default clocks."""
-    message: str
-    """Why it is not the lease's clock; empty: it is, or is about to be."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +174,7 @@ class LeaseTable:
         if wanted.clock.mhz or not wanted.clock.keep_s:
             lease.clock = wanted.clock
         elif lease.clock.mhz:
-            lease.clock = LeaseClock(lease.clock.mhz, wanted.clock.keep_s)
+            lease.clock = RestingClock(lease.clock.mhz, wanted.clock.keep_s)
         lease.named_gpus = dict(wanted.named_gpus)
         lease.lapsed = False
         return lease, ended
@@ -330,7 +304,7 @@ def _check_ttl(ttl_s: float) -> None:
         raise InvalidRequest(f"ttl_ms: must be {MIN_TTL_S * 1000:.0f} to {MAX_TTL_S * 1000:.0f}")
 
 
-def _check_clock(clock: LeaseClock) -> None:
+def _check_clock(clock: RestingClock) -> None:
     if not 0 <= clock.keep_s <= MAX_KEEP_S:
         raise InvalidRequest(f"keep_clock_ms: must be at most {MAX_KEEP_S * 1000:.0f}")
 

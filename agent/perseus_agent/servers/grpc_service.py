@@ -39,10 +39,11 @@ from perseus_agent.errors import (
     TooMuch,
     UnknownPlan,
 )
-from perseus_agent.node.leases import LeaseClock, LeaseRequest, LeaseView, PodName
+from perseus_agent.node.leases import LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
 from perseus_core.instruction import Instruction
-from perseus_core.units import ms_from_s, s_from_ms, us_from_s
+from perseus_core.leases import RestingClock
+from perseus_core.units import ms_from_s, s_from_ms
 from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -154,7 +155,7 @@ class AgentService(stubs.AgentServicer):
             PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
             for pod in request.pods
         ]
-        ttl_s, clock = s_from_ms(request.ttl_ms), LeaseClock(request.clock_mhz, s_from_ms(request.keep_clock_ms))
+        ttl_s, clock = s_from_ms(request.ttl_ms), RestingClock(request.clock_mhz, s_from_ms(request.keep_clock_ms))
         named_gpus = [(f"{gpu.pool}/{gpu.device}", gpu.uuid) for gpu in request.named_gpus]
         wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, ttl_s, pods, clock, named_gpus)
         return self._leased(self._node.acquire(wanted))
@@ -266,7 +267,7 @@ def _lease(view: LeaseView) -> messages.Lease:
 
 def _lease_clock(view: LeaseView) -> messages.LeaseClock:
     gpus = [
-        messages.LeasedGpu(pod_uid=gpu.pod_uid, uuid=gpu.uuid, applied_clock_mhz=gpu.applied_mhz, message=gpu.message)
+        messages.LeasedGpu(pod_uid=gpu.pod_uid, uuid=gpu.uuid, applied_clock_mhz=gpu.applied_mhz, message=gpu.fault)
         for gpu in view.gpus
     ]
     return messages.LeaseClock(clock_mhz=view.clock_mhz, gpus=gpus)
@@ -292,8 +293,8 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
 def _latency(meter: LatencyMeter) -> messages.ClockLatency:
     switch, calls = meter.switch, meter.calls
     return messages.ClockLatency(
-        p50_us=us_from_s(switch.p50_s),
-        p99_us=us_from_s(switch.p99_s),
+        p50_us=switch.p50_us,
+        p99_us=switch.p99_us,
         call_p50_us=calls.p50_us,
         call_p99_us=calls.p99_us,
         changes=meter.measured if meter.enough else 0,
@@ -368,8 +369,8 @@ def _iteration(summary: IterationSummary) -> messages.IterationReport:
         instruction_energy_iterations=summary.instruction_energy_iterations,
         quiet_us=summary.quiet_us,
         quiet_energy_mj=summary.quiet_energy_mj,
-        marks=0 if summary.marks is None else int(summary.marks),  # type: ignore[arg-type]  # numbers of the same enum
-        control=int(summary.control),  # type: ignore[arg-type]
+        marks=summary.marks or 0,  # type: ignore[arg-type]  # numbers of the same enum
+        control=summary.control or 0,  # type: ignore[arg-type]
         leads_us=summary.leads_us,
         below_plan_us=summary.below_plan_us,
         above_plan_us=summary.above_plan_us,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import PeerRefused, SettingsError
-from perseus_agent.node.budgets import Budgets, OverBudget, Refusals, Share
+from perseus_agent.node.budgets import Budgets, ConnectionUse, OverBudget, Refusals
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import Session
 from perseus_agent.pods.identity import Peer, identify_peer, peer_pid
@@ -70,7 +70,7 @@ class LocalServer:
         self._budgets_lock = threading.Lock()
         self._quiet = Quiet(log, MESSAGES, MESSAGES_EVERY_S)
         self._resume_s = 0.0  # when to accept again; 0: the listener is watched
-        self._connections: dict[int, tuple[socket.socket, Session, Share]] = {}
+        self._connections: dict[int, tuple[socket.socket, Session, ConnectionUse]] = {}
         self._pidfds: dict[int, int] = {}
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -147,8 +147,8 @@ class LocalServer:
                 return
             peer = identify_peer(connection, self._proc_root)
             with self._budgets_lock:
-                share = self._budgets.begin(peer.process.pod_uid, lambda: _hang_up(connection))
-            threading.Thread(target=self._greet, args=(connection, peer, share), name="hello", daemon=True).start()
+                use = self._budgets.begin(peer.process.pod_uid, lambda: _hang_up(connection))
+            threading.Thread(target=self._greet, args=(connection, peer, use), name="hello", daemon=True).start()
         except (PeerRefused, OverBudget) as error:
             self._refuse(connection, peer, getattr(error, "reason", Reason.BUSY), str(error))
             with self._budgets_lock:
@@ -163,23 +163,23 @@ class LocalServer:
         if peer is not None and peer.pidfd is not None:
             os.close(peer.pidfd)
 
-    def _greet(self, connection: socket.socket, peer: Peer, share: Share) -> None:
+    def _greet(self, connection: socket.socket, peer: Peer, use: ConnectionUse) -> None:
         try:
-            session = self._admit(connection, peer, share)
+            session = self._admit(connection, peer, use)
         except Exception:
             log.exception("hello failed")
             session = None
         with self._budgets_lock:
-            self._budgets.welcomed(share)
+            self._budgets.welcomed(use)
             if session is None:
-                self._budgets.end(share)
+                self._budgets.end(use)
                 self._refusals.add(peer.pid)
         if session is None:
             self._drop(connection, peer)
             return
         with self._lock:
             try:
-                self._connections[connection.fileno()] = connection, session, share
+                self._connections[connection.fileno()] = connection, session, use
                 self._epoll.register(connection, _GONE)
                 if session.peer.pidfd is not None:
                     self._pidfds[session.peer.pidfd] = connection.fileno()
@@ -187,19 +187,19 @@ class LocalServer:
             except (OSError, ValueError):  # the server has stopped since
                 self._forget(connection.fileno())
 
-    def _reserve(self, share: Share, size: int) -> None:
+    def _reserve(self, use: ConnectionUse, size: int) -> None:
         """Make room for a hello before it is read."""
         with self._budgets_lock:
-            displaced = self._budgets.reserve(share, size)
+            displaced = self._budgets.reserve(use, size)
         for other in displaced:
             self._quiet.warning("processes of pod %s make room for others", other.pod_uid)
             other.displace()
 
-    def _admit(self, connection: socket.socket, peer: Peer, share: Share) -> Session | None:
+    def _admit(self, connection: socket.socket, peer: Peer, use: ConnectionUse) -> Session | None:
         """Read a hello and answer it. None: the process was refused, or went away."""
         admitted: Session | None = None
         try:
-            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid, lambda size: self._reserve(share, size))
+            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid, lambda size: self._reserve(use, size))
             channel = ChannelReader.create(len(hello.schedule))
             session = Session(peer, hello, channel, lambda: _hang_up(connection))
             try:
@@ -242,9 +242,9 @@ class LocalServer:
         found = self._connections.pop(descriptor, None)
         if found is None:
             return
-        connection, session, share = found
+        connection, session, use = found
         with self._budgets_lock:
-            self._budgets.end(share)
+            self._budgets.end(use)
         pidfd = session.peer.pidfd
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection)

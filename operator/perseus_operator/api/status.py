@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.api.advice import AdviceStatus, SweepStatus, signed
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
 from perseus_operator.api.power_status import ShareStatus
@@ -116,8 +117,8 @@ class ClockLatencyStatus:
     """How long changes to one clock take, from the request to the clock in effect."""
 
     megahertz: int = integer("The clock that is changed to.", minimum=1, maximum=10_000)
-    median_microseconds: int = integer("Median time of a change to it.", minimum=1, maximum=60_000_000)
-    p99_microseconds: int = integer("99th percentile of the same time.", minimum=1, maximum=60_000_000)
+    median_microseconds: int = integer("Median time of a change to it.", minimum=1, maximum=MAX_LATENCY_US)
+    p99_microseconds: int = integer("99th percentile of the same time.", minimum=1, maximum=MAX_LATENCY_US)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +130,13 @@ class HardwareStatus:
         "Median time of a clock change, from the request to the new clock in effect; of changes to clocks that are not"
         " in clocks.",
         minimum=0,
-        maximum=60_000_000,
+        maximum=MAX_LATENCY_US,
     )
-    switch_latency_p99_microseconds: int = integer("99th percentile of the same time.", minimum=0, maximum=60_000_000)
+    switch_latency_p99_microseconds: int = integer(
+        "99th percentile of the same time.", minimum=0, maximum=MAX_LATENCY_US
+    )
     call_microseconds: int = integer(
-        "Median time that a call to the driver takes of it.", minimum=0, maximum=60_000_000
+        "Median time that a call to the driver takes of it.", minimum=0, maximum=MAX_LATENCY_US
     )
     gpus_per_lock: int = integer(
         "GPUs of one stage on a node whose calls to the driver wait for each other.", minimum=1, maximum=1024

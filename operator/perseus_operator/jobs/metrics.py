@@ -13,10 +13,11 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
+from perseus_core.marks import ClockControl
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
-from perseus_operator.nodes.evidence import ClockControl, Evidence
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.quality import CalibrationQuality
@@ -233,7 +234,7 @@ class Metrics:
         if self._controls.get(labels) is control:
             return
         for one in ClockControl:
-            _set(self._control, (*labels, one.lower()), None if control is None else float(one is control))
+            _set(self._control, (*labels, one.label.lower()), None if control is None else float(one is control))
         self._controls[labels] = control
 
     def count_iteration(self, job: JobRef, energy_mj: int | None, baseline: Measured | None) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.nodes.job_nodes import JobNodes
-from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, RestingClock
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.plans import StoredPlans
 
@@ -30,7 +30,7 @@ class Acquire:
     """Take the lease on a node, for its pods as they are now."""
 
     node: str
-    resting: RestingClock = DEFAULT_CLOCKS
+    resting: RestingClock = NO_RESTING_CLOCK
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Intent:
     """Whether clocks may be set at all."""
     waiting: Explanation | None
     """Why no plan is to be followed."""
-    resting: RestingClock = DEFAULT_CLOCKS
+    resting: RestingClock = NO_RESTING_CLOCK
     """What GPUs run at while no plan wants a clock."""
     coming: str | None = None
     """Digest of plans that are to be stored beside; None: there are none."""

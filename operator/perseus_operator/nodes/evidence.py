@@ -10,32 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 from typing import Final, TypeVar
 
+from perseus_core.marks import BEST_MARKS_FIRST, ClockControl, MarkSource
+
 T = TypeVar("T")
-
-
-class MarkSource(StrEnum):
-    """Whose time the marks of a rank are in, from the best to the worst (design note 0019)."""
-
-    GPU = "Gpu"
-    SYNCHRONISED = "Synchronised"
-    EVENTS = "Events"
-    HOST = "Host"
-
-
-class ClockControl(StrEnum):
-    """How an agent chose the moments of clock changes, from the best to the worst."""
-
-    TIMETABLE = "Timetable"
-    MARKS = "Marks"
-    HELD = "Held"
-
-
-_MARKS: Final = tuple(MarkSource)
-_CONTROLS: Final = tuple(ClockControl)
 
 
 HELD_SHARE: Final = 0.05
@@ -90,8 +70,8 @@ def combine(ranks: Iterable[Evidence | None]) -> Evidence | None:
     if not known:
         return None
     return Evidence(
-        marks=_worst(_MARKS, (rank.marks for rank in known)),
-        control=_worst(_CONTROLS, (rank.control for rank in known)),
+        marks=_worst(BEST_MARKS_FIRST, (rank.marks for rank in known)),
+        control=_worst(tuple(ClockControl), (rank.control for rank in known)),
         lead_us=_of(max, (rank.lead_us for rank in known)),
         below_us=_of(sum, (rank.below_us for rank in known)),
         above_us=_of(sum, (rank.above_us for rank in known)),

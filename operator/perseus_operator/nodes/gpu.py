@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-MAX_LATENCY_US: Final = 60_000_000
-"""Longest clock change: a minute."""
+from perseus_core.latency import MAX_LATENCY_US, SwitchLatency
+
 MAX_CLOCKS: Final = 255
 """Clocks whose latencies are known: as many as a plan set has."""
 MAX_CLOCK_MHZ: Final = 10_000
@@ -48,21 +48,15 @@ class ClockMedian(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClockLatency:
-    """How long changes of clock take: from the begin of the driver's call to the new clock in effect.
+class ClockLatency(SwitchLatency):
+    """How long changes of clock take, and what that was measured on.
 
     Attributes:
-        call_us: median duration of the driver's call alone.
         changes: how many were measured.
-        shared_lock: whether calls of the node's GPUs wait for each other.
         transitions: by pair of clocks, the most frequent first.
     """
 
-    p50_us: int
-    p99_us: int
-    call_us: int
-    changes: int
-    shared_lock: bool
+    changes: int = 0
     transitions: tuple[Transition, ...] = ()
 
     @cached_property
@@ -134,12 +128,7 @@ def latency_from_json(text: str) -> StoredLatency | None:
         found = StoredLatency(str(raw["model"]), str(raw["driver"]), latency)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return found if is_possible(latency) else None
-
-
-def is_possible(latency: ClockLatency) -> bool:
-    """Whether a GPU's clock changes can take so long."""
-    return 0 < latency.p50_us <= latency.p99_us <= MAX_LATENCY_US and 0 <= latency.call_us <= MAX_LATENCY_US
+    return found if latency.is_possible else None
 
 
 def weighted_median(values: Iterable[tuple[int, int]]) -> int:

@@ -13,15 +13,12 @@ from itertools import chain
 from statistics import median
 from typing import Final
 
-from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock, published_latency
-from perseus_core.units import s_from_us, us_from_s
+from perseus_core.latency import ENOUGH_OF_CLOCK, by_clock, published_latency
 from perseus_operator.nodes.gpu import (
     MAX_CLOCKS,
-    MAX_LATENCY_US,
     ClockLatency,
     ClockMedian,
     Transition,
-    is_possible,
     weighted_median,
 )
 
@@ -55,7 +52,7 @@ def measured_latency(model: str, latencies: list[ClockLatency]) -> ClockLatency 
     found = _together(latencies)
     if found is None or found.changes >= ENOUGH_FOR_TAIL:
         return found
-    return replace(found, p99_us=max(found.p99_us, us_from_s(published_latency(model).p99_s)))
+    return replace(found, p99_us=max(found.p99_us, published_latency(model).p99_us))
 
 
 def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tuple[ClockTimes, ...]:
@@ -74,14 +71,14 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
     for one in known:
         for of_gpu in one.medians:
             of_clock.setdefault(of_gpu.mhz, []).append(of_gpu)
-    measured = {mhz: (sum(one.changes for one in of), s_from_us(_median_us(of))) for mhz, of in of_clock.items()}
+    measured = {mhz: (sum(one.changes for one in of), _median_us(of)) for mhz, of in of_clock.items()}
     frequent = sorted(measured, key=lambda mhz: (-measured[mhz][0], mhz))[:MAX_CLOCKS]
     # How much changes scatter is that of the usual GPU: of many, the longest change of all is an outlier.
     scatter = [one.p99_us / one.p50_us for one in known if one.changes >= ENOUGH_CHANGES]
-    p50_s, factor = s_from_us(latency.p50_us), median(scatter) if scatter else latency.p99_us / latency.p50_us
-    overall = SwitchLatency(p50_s, p50_s * factor, 0.0, latency.shared_lock, "measured")
+    factor = median(scatter) if scatter else latency.p99_us / latency.p50_us
+    overall = replace(latency, p99_us=round(factor * latency.p50_us))
     found = by_clock(overall, {mhz: measured[mhz] for mhz in frequent}, _own_sigma(of_clock.values()))
-    return tuple(ClockTimes(mhz, _bounded_us(one.p50_s), _bounded_us(one.p99_s)) for mhz, one in sorted(found.items()))
+    return tuple(ClockTimes(mhz, one.p50_us, one.p99_us) for mhz, one in sorted(found.items()))
 
 
 def _own_sigma(of_clocks: Iterable[list[ClockMedian]]) -> float | None:
@@ -98,10 +95,6 @@ def _own_sigma(of_clocks: Iterable[list[ClockMedian]]) -> float | None:
         squares += sum(weight * (log - centre) ** 2 for weight, log in both)
         freedom += max(len(few) - 1, 0)
     return math.sqrt(squares / freedom) if freedom >= ENOUGH_FOR_TAIL else None
-
-
-def _bounded_us(latency_s: float) -> int:
-    return min(max(1, us_from_s(latency_s)), MAX_LATENCY_US)
 
 
 def _median_us(of_gpus: list[ClockMedian]) -> int:
@@ -149,7 +142,7 @@ def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
         shared_lock=any(latency.shared_lock for latency in latencies),
         transitions=tuple(ordered),
     )
-    return found if is_possible(found) else None
+    return found if found.is_possible else None
 
 
 def _upper(figures: list[int]) -> int:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.iterations import Report
-from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.plans import NodePlans
 from perseus_operator.objects.values import Pod
 
@@ -79,7 +80,7 @@ class Node:
     """Commands that failed since one succeeded."""
     leased_pods: frozenset[Pod] | None = None
     """Pods that the lease names; None: no lease is held."""
-    resting: RestingClock = DEFAULT_CLOCKS
+    resting: RestingClock = NO_RESTING_CLOCK
     """Clock that the lease asks for."""
     clock: LeaseClock | None = None
     """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
@@ -191,7 +192,7 @@ class Node:
         following: bool,
         started_s: float,
         ttl_s: float,
-        resting: RestingClock = DEFAULT_CLOCKS,
+        resting: RestingClock = NO_RESTING_CLOCK,
         clock: LeaseClock | None = None,
     ) -> None:
         """The agent granted the lease.

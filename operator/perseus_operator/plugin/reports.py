@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_core.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
@@ -22,7 +23,6 @@ from perseus_operator.objects.formatting import megahertz, milliseconds, percent
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.job import PlannedJob
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.kinds import Kind
 from perseus_solver.model.simulator import Simulator
 
 
@@ -47,7 +47,7 @@ def frontier_document(job: PlannedJob) -> Json:
                 **({} if highest is None else {"saved": _saved(figures, highest)}),
                 "gapPartsPerMillion": ppm_from_ratio(max(0.0, point.gap)),
                 "clockChanges": point.clock_changes,
-                **({} if frontier.rehearsed is None else {"grain": frontier.rehearsed.grains[index].capitalize()}),
+                **({} if frontier.rehearsed is None else {"grain": frontier.rehearsed.grains[index].label}),
             }
         )
     return {
@@ -95,7 +95,12 @@ def plan_document(job: PlannedJob, point: int | None) -> Json:
                 "stage": stage,
                 "clockChanges": _changes(clocks),
                 "instructions": [
-                    {"kind": Kind(int(kind)).label, "microbatch": int(m), "chunk": int(c), "megahertz": int(clock)}
+                    {
+                        "kind": InstructionKind(int(kind)).label,
+                        "microbatch": int(m),
+                        "chunk": int(c),
+                        "megahertz": int(clock),
+                    }
                     for kind, m, c, clock in names
                 ],
             }

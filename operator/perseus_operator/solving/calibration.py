@@ -1,7 +1,7 @@
 """Calibration of predicted iteration times from telemetry: the recorded iterations, the request to the worker, its
 result.
 
-``FrontierTimes`` knows the planned time of every instruction; ``IterationRecord`` keeps measured iterations beside it;
+``FrontierTimes`` knows the planned time of every instruction; ``RecentIterations`` keeps measured iterations beside it;
 ``CalibrateRequest`` takes them to the worker process. The solver fits the model, the planner decides when.
 """
 
@@ -22,12 +22,13 @@ from perseus_core.units import s_from_us
 from perseus_operator.errors import SolveFailed
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.quality import CalibrationQuality
-from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
+from perseus_operator.solving.request import SolveRequest, problem_of, profile_of, schedule_of
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s, verified
 from perseus_solver.calibration.recorder import MOST_ITERATIONS
 from perseus_solver.errors import InvalidCalibration, InvalidTrace, SolverError
 from perseus_solver.kinds import Floats
+from perseus_solver.model.profile import Profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import Schedule
@@ -47,7 +48,7 @@ class FrontierTimes:
     """Planned times of single instructions under the plans of a frontier; a ``detector.PlannedTimes``."""
 
     def __init__(self, simulator: Simulator, frontier: Frontier) -> None:
-        self._simulator = simulator
+        self.simulator = simulator
         self._frontier = frontier
         self._rows: dict[int | None, Floats] = {}
         self._fastest = simulator.choice_of(frontier.frequencies_mhz[0])
@@ -56,7 +57,7 @@ class FrontierTimes:
     @property
     def schedule(self) -> Schedule:
         """What every pipeline runs."""
-        return self._simulator.problem.schedule
+        return self.simulator.problem.schedule
 
     def durations_s(self, point: int | None) -> Floats:
         """Of every instruction under a point of the frontier; None: at default clocks, the highest."""
@@ -66,10 +67,10 @@ class FrontierTimes:
                 choice = np.zeros_like(self._fastest)
             else:
                 last = self._frontier.frequencies_mhz.shape[0] - 1
-                choice = self._simulator.choice_of(self._frontier.frequencies_mhz[min(point, last)])
+                choice = self.simulator.choice_of(self._frontier.frequencies_mhz[min(point, last)])
             if len(self._rows) >= _MAX_CACHED_PLANS:
                 self._rows.clear()
-            row = self._rows[point] = self._simulator.duration_s(choice)
+            row = self._rows[point] = self.simulator.duration_s(choice)
         return row
 
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
@@ -84,10 +85,10 @@ class FrontierTimes:
 
     def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
         """See ``detector.PlannedTimes``."""
-        return straggling_time_s(self._simulator, self._fastest, stage_slowdowns) / self._t_min_s
+        return straggling_time_s(self.simulator, self._fastest, stage_slowdowns) / self._t_min_s
 
 
-class IterationRecord:
+class RecentIterations:
     """The latest iterations of one job, each with the planned time of every instruction."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -199,7 +200,12 @@ def check_in_process(request: CheckRequest) -> bytes:
 
 
 def _trace_of(request: CalibrateRequest) -> Trace:
-    return Trace(schedule_of(request.inputs), request.plan, request.duration_s, request.iteration_time_s)
+    return Trace(
+        schedule_of(request.inputs, profile_of(request.inputs)),
+        request.plan,
+        request.duration_s,
+        request.iteration_time_s,
+    )
 
 
 def _answer(request: CalibrateRequest, trace: Trace, found: Calibration) -> bytes:
@@ -277,15 +283,20 @@ def _share(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-def check_calibration(text: str, inputs: SolveRequest) -> CalibrationResult:
+def check_calibration(text: str, inputs: SolveRequest, profile: Profile) -> CalibrationResult:
     """Parse a stored calibration and check that it can be used for these inputs.
+
+    Args:
+        text: JSON.
+        inputs: of the job's frontier.
+        profile: of these inputs, parsed.
 
     Raises:
         SolveFailed: it cannot; one line that says why.
     """
     try:
         result = open_calibration(text)
-        Calibration.from_json(text).delays_for(schedule_of(inputs))
+        Calibration.from_json(text).delays_for(schedule_of(inputs, profile))
     except SolverError as error:
         raise SolveFailed(str(error)) from error
     return result
@@ -299,6 +310,6 @@ def calibration_key(inputs: SolveRequest) -> str:
     return f"calibration-{inputs.schedule.lower()}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
 
 
-def simulator_of(inputs: SolveRequest) -> Simulator:
-    """Of the problem with these inputs."""
-    return Simulator(problem_of(inputs))
+def simulator_of(inputs: SolveRequest, profile: Profile | None = None) -> Simulator:
+    """Of the problem with these inputs; their profile, if it is parsed already."""
+    return Simulator(problem_of(inputs, profile))

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -22,22 +21,15 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects.values import Json, StoredObject
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.model import result
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
+from perseus_solver.model.profile import Profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
-
-_GRAINS: Final = {
-    result.Grain.INSTRUCTION: Grain.INSTRUCTION,
-    result.Grain.SEGMENT: Grain.SEGMENT,
-    result.Grain.STAGE: Grain.STAGE,
-    result.Grain.NONE: Grain.NONE,
-}
 
 
 @dataclass(frozen=True)
@@ -54,15 +46,23 @@ class SolvedFrontier:
     """SHA-256 of ``data``."""
 
 
-def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: int, restored: bool) -> SolvedFrontier:
-    """The frontier of these bytes, solved from this request.
+def open_frontier(
+    data: bytes,
+    request: SolveRequest,
+    *,
+    digest: str,
+    solve_ms: int,
+    restored: bool,
+    profile: Profile | None = None,
+) -> SolvedFrontier:
+    """The frontier of these bytes, solved from this request; its profile, if it is parsed already.
 
     Raises:
         InvalidFrontier: not a frontier, another version, or damaged.
     """
     frontier = Frontier.from_bytes(data)
     gap = _gap(frontier, request)
-    simulator, rehearsed = simulator_of(request), frontier.rehearsed
+    simulator, rehearsed = simulator_of(request, profile), frontier.rehearsed
     fastest_s = simulator.duration_s(simulator.choice_of(frontier.frequencies_mhz[0]))
     view = FrontierView(
         digest=digest,
@@ -78,7 +78,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         clock_changes=tuple(frontier.clock_changes.tolist()),
         no_slowdown=request.no_slowdown if rehearsed else 0.0,
         hardware=request.hardware if rehearsed else "",
-        grains=tuple(_GRAINS[grain] for grain in rehearsed.grains) if rehearsed else (),
+        grains=rehearsed.grains if rehearsed else (),
         medians_us=tuple(us_from_s(t) for t in rehearsed.p50_s.tolist()) if rehearsed else (),
         highest_mj=mj_from_j(float(simulator.run(all_maximum(simulator.problem)).energy_j)),
         instruction_us=us_from_s(float(np.median(fastest_s))),

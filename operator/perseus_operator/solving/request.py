@@ -54,8 +54,9 @@ class SolveRequest:
         return NO_SLOWDOWN if self.calibration else _UNCALIBRATED
 
 
-def check_profile(csv: bytes, stages: int) -> None:
-    """Check that a CSV is a usable profile. Quick compared with a solve, but too slow for the event loop.
+def parse_profile(csv: bytes, stages: int) -> Profile:
+    """Parse a CSV and check that it is a usable profile. Quick compared with a solve, but too slow for the event loop:
+    what comes of it is passed on, and no other part of the operator's process reads the text again.
 
     Raises:
         InvalidProfile: one line with the line of the file, the column and the rule.
@@ -65,25 +66,22 @@ def check_profile(csv: bytes, stages: int) -> None:
 
     try:
         with content_withheld():  # conditions may be read by those who may not read the ConfigMap
-            read_profile(csv, stages=stages)
+            return read_profile(csv, stages=stages)
     except SolverError as error:
         message = str(error)
         short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
         raise InvalidProfile("ProfileInvalid", short) from error
 
 
-def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:
+def schedule_of(request: SolveRequest, profile: Profile | None) -> Schedule:
     """The schedule of a request, with the constant-time instructions of its profile.
 
     Args:
         request: what to solve.
-        profile: of the request, if it has been parsed already. A request without one has no constant-time instructions.
+        profile: of the request, parsed; None: it is not known yet, and there are no constant-time instructions.
     """
-    from perseus_solver.model.profile import read_profile
     from perseus_solver.schedules import build_schedule, read_schedule, with_constants
 
-    if profile is None and request.profile_csv:
-        profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     constants = profile.constant_stages if profile else ()
     if request.schedule_csv:
         return with_constants(read_schedule(request.schedule_csv), constants)
@@ -96,13 +94,28 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
     )
 
 
-def problem_of(request: SolveRequest) -> Problem:
-    """The solver's problem of a request."""
-    from perseus_solver.calibration import Calibration
-    from perseus_solver.model.problem import build_problem
+def profile_of(request: SolveRequest) -> Profile:
+    """The profile of a request that came from another process.
+
+    Raises:
+        perseus_solver.errors.InvalidProfile: it is not usable.
+    """
     from perseus_solver.model.profile import read_profile
 
-    profile = read_profile(request.profile_csv.encode(), stages=request.stages)
+    return read_profile(request.profile_csv.encode(), stages=request.stages)
+
+
+def problem_of(request: SolveRequest, profile: Profile | None = None) -> Problem:
+    """The solver's problem of a request.
+
+    Args:
+        request: what to solve.
+        profile: of the request, parsed; None: it is parsed here.
+    """
+    from perseus_solver.calibration import Calibration
+    from perseus_solver.model.problem import build_problem
+
+    profile = profile or profile_of(request)
     schedule = schedule_of(request, profile)
     calibration = Calibration.from_json(request.calibration) if request.calibration else None
     return build_problem(

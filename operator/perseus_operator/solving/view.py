@@ -5,21 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
+from perseus_core.grain import Grain
 from perseus_operator.nodes.iterations import JobIteration
-
-
-class Grain(IntEnum):
-    """How finely a plan sets clocks, from the finest to the coarsest: one for each instruction, for each segment of a
-    stage (lead, steady state and tail), for each stage, or none lower than the highest.
-    """
-
-    INSTRUCTION = 0
-    SEGMENT = 1
-    STAGE = 2
-    NONE = 3
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import binascii
 from typing import Any
 
 from perseus_sim.apiserver.catalog import Resource
-from perseus_sim.apiserver.errors import Cause, Json
+from perseus_sim.apiserver.errors import Json, StatusCause
 
 CRD = "customresourcedefinitions"
 CRD_CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
@@ -45,16 +45,16 @@ def prepare_written(resource: Resource, obj: Json) -> None:
         obj.get("spec", {}).setdefault("conversion", {"strategy": "None"})
 
 
-def broken_rules(resource: Resource, obj: Json, old: Json | None) -> list[Cause]:
+def broken_rules(resource: Resource, obj: Json, old: Json | None) -> list[StatusCause]:
     """Rules of built-in kinds that the object breaks."""
     match resource.plural:
         case "pods" if not obj.get("spec", {}).get("containers"):
-            return [Cause.required("spec.containers")]
+            return [StatusCause.required("spec.containers")]
         case "configmaps":
             return _config_map(obj, old)
         case "secrets":
             return [
-                Cause.invalid(f"data[{key}]", "<secret contents redacted>", "must be base64")
+                StatusCause.invalid(f"data[{key}]", "<secret contents redacted>", "must be base64")
                 for key, value in (obj.get("data") or {}).items()
                 if not _is_base64(value)
             ]
@@ -64,7 +64,7 @@ def broken_rules(resource: Resource, obj: Json, old: Json | None) -> list[Cause]
             obj.get("involvedObject", {}).get("namespace") or "default"
         ):
             return [
-                Cause.invalid(
+                StatusCause.invalid(
                     "involvedObject.namespace",
                     obj.get("involvedObject", {}).get("namespace"),
                     "does not match event.namespace",
@@ -73,18 +73,18 @@ def broken_rules(resource: Resource, obj: Json, old: Json | None) -> list[Cause]
     return []
 
 
-def _config_map(obj: Json, old: Json | None) -> list[Cause]:
+def _config_map(obj: Json, old: Json | None) -> list[StatusCause]:
     causes = [
-        Cause.invalid(f"data[{key}]", value, "must be a string")
+        StatusCause.invalid(f"data[{key}]", value, "must be a string")
         for key, value in (obj.get("data") or {}).items()
         if not isinstance(value, str)
     ]
     size = sum(len(str(value)) for part in ("data", "binaryData") for value in (obj.get(part) or {}).values())
     if size > 1 << 20:
-        causes.append(Cause("", "FieldValueTooLong", "Too long: may not be more than 1048576 bytes"))
+        causes.append(StatusCause("", "FieldValueTooLong", "Too long: may not be more than 1048576 bytes"))
     if old is not None and old.get("immutable"):
         causes.extend(
-            Cause.forbidden(part, "field is immutable when `immutable` is set")
+            StatusCause.forbidden(part, "field is immutable when `immutable` is set")
             for part in ("data", "binaryData", "immutable")
             if obj.get(part) != old.get(part)
         )
@@ -99,41 +99,47 @@ def _is_base64(value: object) -> bool:
     return True
 
 
-def _definition(obj: Json) -> list[Cause]:
+def _definition(obj: Json) -> list[StatusCause]:
     spec: dict[str, Any] = obj.get("spec") or {}
     names: dict[str, Any] = spec.get("names") or {}
-    causes = [Cause.required(f"spec.{key}") for key in ("group", "names", "scope", "versions") if not spec.get(key)]
-    causes += [Cause.required(f"spec.names.{key}") for key in ("plural", "kind") if not names.get(key)]
+    causes = [
+        StatusCause.required(f"spec.{key}") for key in ("group", "names", "scope", "versions") if not spec.get(key)
+    ]
+    causes += [StatusCause.required(f"spec.names.{key}") for key in ("plural", "kind") if not names.get(key)]
     if causes:
         return causes
     expected = f"{names['plural']}.{spec['group']}"
     if obj["metadata"]["name"] != expected:
         rule = 'must be spec.names.plural+"."+spec.group'
-        causes.append(Cause.invalid("metadata.name", obj["metadata"]["name"], rule))
+        causes.append(StatusCause.invalid("metadata.name", obj["metadata"]["name"], rule))
     if spec["scope"] not in ("Namespaced", "Cluster"):
         message = f'Unsupported value: "{spec["scope"]}": supported values: "Cluster", "Namespaced"'
-        causes.append(Cause("spec.scope", "FieldValueNotSupported", message))
+        causes.append(StatusCause("spec.scope", "FieldValueNotSupported", message))
     if sum(bool(version.get("storage")) for version in spec["versions"]) != 1:
         causes.append(
-            Cause.invalid("spec.versions", spec["versions"], "must have exactly one version marked as storage version")
+            StatusCause.invalid(
+                "spec.versions", spec["versions"], "must have exactly one version marked as storage version"
+            )
         )
     for index, version in enumerate(spec["versions"]):
         path = f"spec.versions[{index}].schema.openAPIV3Schema"
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         if not schema:
-            causes.append(Cause.required(path))
+            causes.append(StatusCause.required(path))
         else:
             causes.extend(_structural(schema, path))
     return causes
 
 
-def _structural(schema: Json, path: str) -> list[Cause]:
+def _structural(schema: Json, path: str) -> list[StatusCause]:
     """A structural schema gives a type to everything."""
-    causes: list[Cause] = []
+    causes: list[StatusCause] = []
     free = schema.get("x-kubernetes-int-or-string") or schema.get("x-kubernetes-preserve-unknown-fields")
     if not schema.get("type") and not free:
         causes.append(
-            Cause(f"{path}.type", "FieldValueRequired", "Required value: must not be empty for specified object fields")
+            StatusCause(
+                f"{path}.type", "FieldValueRequired", "Required value: must not be empty for specified object fields"
+            )
         )
     for key, child in schema.get("properties", {}).items():
         causes.extend(_structural(child, f"{path}.properties[{key}]"))

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cause:
+class StatusCause:
     """One rule broken by one field, in Kubernetes' words."""
 
     field: str
@@ -34,17 +34,17 @@ class Cause:
     message: str
 
     @classmethod
-    def invalid(cls, field: str, value: object, rule: str) -> Cause:
+    def invalid(cls, field: str, value: object, rule: str) -> StatusCause:
         """A value that breaks a rule."""
         return cls(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {rule}")
 
     @classmethod
-    def required(cls, field: str) -> Cause:
+    def required(cls, field: str) -> StatusCause:
         """A value that is missing."""
         return cls(field, "FieldValueRequired", "Required value")
 
     @classmethod
-    def forbidden(cls, field: str, rule: str) -> Cause:
+    def forbidden(cls, field: str, rule: str) -> StatusCause:
         """A field that must not be set or changed here."""
         return cls(field, "FieldValueForbidden", f"Forbidden: {rule}")
 
@@ -129,7 +129,7 @@ class Unprocessable(ApiError):
 
 
 class Invalid(Unprocessable):
-    def __init__(self, kind: str, group: str, name: str, causes: Sequence[Cause]) -> None:
+    def __init__(self, kind: str, group: str, name: str, causes: Sequence[StatusCause]) -> None:
         listed = [f"{cause.field}: {cause.message}" for cause in causes]
         text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
         super().__init__(

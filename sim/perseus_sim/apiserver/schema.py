@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from perseus_sim.apiserver.errors import Cause, Json, shown
+from perseus_sim.apiserver.errors import Json, StatusCause, shown
 
 _ROOT_FIELDS = ("apiVersion", "kind", "metadata")
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -78,7 +78,7 @@ def defaulted(value: Any, schema: Json) -> Any:
     return result
 
 
-def broken_rules(obj: Json, schema: Json) -> list[Cause]:
+def broken_rules(obj: Json, schema: Json) -> list[StatusCause]:
     """Every rule of the schema that the object breaks."""
     body = {key: value for key, value in obj.items() if key not in _ROOT_FIELDS}
     return list(
@@ -86,7 +86,7 @@ def broken_rules(obj: Json, schema: Json) -> list[Cause]:
     )
 
 
-def _check(value: Any, schema: Json, path: str) -> Iterator[Cause]:
+def _check(value: Any, schema: Json, path: str) -> Iterator[StatusCause]:
     if value is None and schema.get("nullable"):
         return
     if not _has_type(value, schema):
@@ -95,13 +95,13 @@ def _check(value: Any, schema: Json, path: str) -> Iterator[Cause]:
             type(value), "number"
         )
         rule = f'{path} in body must be of type {expected}: "{found}"'
-        yield Cause(path, "FieldValueTypeInvalid", f"Invalid value: {shown(value)}: {rule}")
+        yield StatusCause(path, "FieldValueTypeInvalid", f"Invalid value: {shown(value)}: {rule}")
         return
     allowed = schema.get("enum")
     if allowed is not None and value not in allowed:
         supported = ", ".join(shown(item) for item in allowed)
         message = f"Unsupported value: {shown(value)}: supported values: {supported}"
-        yield Cause(path, "FieldValueNotSupported", message)
+        yield StatusCause(path, "FieldValueNotSupported", message)
     if isinstance(value, str):
         yield from _check_string(value, schema, path)
     elif isinstance(value, dict):
@@ -126,15 +126,15 @@ def _has_type(value: Any, schema: Json) -> bool:
     return isinstance(value, _TYPES[expected])
 
 
-def _check_string(value: str, schema: Json, path: str) -> Iterator[Cause]:
+def _check_string(value: str, schema: Json, path: str) -> Iterator[StatusCause]:
     if len(value) < schema.get("minLength", 0):
-        yield Cause.invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+        yield StatusCause.invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
     if "maxLength" in schema and len(value) > schema["maxLength"]:
-        yield Cause(path, "FieldValueTooLong", f"Too long: may not be more than {schema['maxLength']} bytes")
+        yield StatusCause(path, "FieldValueTooLong", f"Too long: may not be more than {schema['maxLength']} bytes")
     if "pattern" in schema and not re.search(schema["pattern"], value):
-        yield Cause.invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
+        yield StatusCause.invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
     if schema.get("format") == "date-time" and not _is_time(value):
-        yield Cause.invalid(path, value, f'{path} in body must be of type date-time: "{value}"')
+        yield StatusCause.invalid(path, value, f'{path} in body must be of type date-time: "{value}"')
 
 
 def _is_time(text: str) -> bool:
@@ -145,44 +145,46 @@ def _is_time(text: str) -> bool:
     return "T" in text
 
 
-def _check_number(value: float, schema: Json, path: str) -> Iterator[Cause]:
+def _check_number(value: float, schema: Json, path: str) -> Iterator[StatusCause]:
     if "minimum" in schema:
         exclusive = bool(schema.get("exclusiveMinimum"))
         if value < schema["minimum"] or (exclusive and value == schema["minimum"]):
             bound = "greater than" if exclusive else "greater than or equal to"
-            yield Cause.invalid(path, value, f"{path} in body should be {bound} {schema['minimum']}")
+            yield StatusCause.invalid(path, value, f"{path} in body should be {bound} {schema['minimum']}")
     if "maximum" in schema:
         exclusive = bool(schema.get("exclusiveMaximum"))
         if value > schema["maximum"] or (exclusive and value == schema["maximum"]):
             bound = "less than" if exclusive else "less than or equal to"
-            yield Cause.invalid(path, value, f"{path} in body should be {bound} {schema['maximum']}")
+            yield StatusCause.invalid(path, value, f"{path} in body should be {bound} {schema['maximum']}")
     if "multipleOf" in schema and value % schema["multipleOf"]:
-        yield Cause.invalid(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
+        yield StatusCause.invalid(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
 
 
-def _check_object(value: Json, schema: Json, path: str) -> Iterator[Cause]:
+def _check_object(value: Json, schema: Json, path: str) -> Iterator[StatusCause]:
     properties: Json = schema.get("properties", {})
     additional = schema.get("additionalProperties")
     for key in schema.get("required", ()):
         if key not in value:
-            yield Cause.required(f"{path}.{key}" if path else key)
+            yield StatusCause.required(f"{path}.{key}" if path else key)
     if len(value) < schema.get("minProperties", 0):
-        yield Cause.invalid(path, value, f"{path} in body should have at least {schema['minProperties']} properties")
+        yield StatusCause.invalid(
+            path, value, f"{path} in body should have at least {schema['minProperties']} properties"
+        )
     if "maxProperties" in schema and len(value) > schema["maxProperties"]:
         message = f"Too many: {len(value)}: must have at most {schema['maxProperties']} items"
-        yield Cause(path, "FieldValueTooMany", message)
+        yield StatusCause(path, "FieldValueTooMany", message)
     for key, item in value.items():
         child = properties.get(key, additional)
         if isinstance(child, dict):
             yield from _check(item, child, f"{path}.{key}" if path else key)
 
 
-def _check_list(value: list[Any], schema: Json, path: str) -> Iterator[Cause]:
+def _check_list(value: list[Any], schema: Json, path: str) -> Iterator[StatusCause]:
     if len(value) < schema.get("minItems", 0):
-        yield Cause.invalid(path, value, f"{path} in body should have at least {schema['minItems']} items")
+        yield StatusCause.invalid(path, value, f"{path} in body should have at least {schema['minItems']} items")
     if "maxItems" in schema and len(value) > schema["maxItems"]:
         message = f"Too many: {len(value)}: must have at most {schema['maxItems']} items"
-        yield Cause(path, "FieldValueTooMany", message)
+        yield StatusCause(path, "FieldValueTooMany", message)
     if isinstance(schema.get("items"), dict):
         for index, item in enumerate(value):
             yield from _check(item, schema["items"], f"{path}[{index}]")
@@ -196,11 +198,11 @@ def _check_list(value: list[Any], schema: Json, path: str) -> Iterator[Cause]:
         else:
             identity = item
         if identity in seen:
-            yield Cause(f"{path}[{index}]", "FieldValueDuplicate", f"Duplicate value: {shown(identity)}")
+            yield StatusCause(f"{path}[{index}]", "FieldValueDuplicate", f"Duplicate value: {shown(identity)}")
         seen.append(identity)
 
 
-def _check_combinations(value: Any, schema: Json, path: str) -> Iterator[Cause]:
+def _check_combinations(value: Any, schema: Json, path: str) -> Iterator[StatusCause]:
     for branch in schema.get("allOf", ()):
         yield from _check(value, branch, path)
 
@@ -208,8 +210,8 @@ def _check_combinations(value: Any, schema: Json, path: str) -> Iterator[Cause]:
         return next(_check(value, branch, path), None) is None
 
     if "anyOf" in schema and not any(holds(branch) for branch in schema["anyOf"]):
-        yield Cause.invalid(path, value, f'"{path}" must validate at least one schema (anyOf)')
+        yield StatusCause.invalid(path, value, f'"{path}" must validate at least one schema (anyOf)')
     if "oneOf" in schema and sum(holds(branch) for branch in schema["oneOf"]) != 1:
-        yield Cause.invalid(path, value, f'"{path}" must validate one and only one schema (oneOf)')
+        yield StatusCause.invalid(path, value, f'"{path}" must validate one and only one schema (oneOf)')
     if "not" in schema and holds(schema["not"]):
-        yield Cause.invalid(path, value, f'"{path}" must not validate the schema (not)')
+        yield StatusCause.invalid(path, value, f'"{path}" must not validate the schema (not)')

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from perseus_sim.apiserver import builtins, schema
 from perseus_sim.apiserver.catalog import Catalog, Resource
-from perseus_sim.apiserver.errors import AlreadyExists, BadRequest, Cause, Conflict, Forbidden, Invalid, Json
+from perseus_sim.apiserver.errors import AlreadyExists, BadRequest, Conflict, Forbidden, Invalid, Json, StatusCause
 from perseus_sim.apiserver.watches import Feed
 
 FOREGROUND = "foregroundDeletion"
@@ -206,10 +206,12 @@ class Store:
     def _checked_name(self, resource: Resource, metadata: Json) -> str:
         name = metadata.get("name")
         if not name or not isinstance(name, str):
-            cause = Cause("metadata.name", "FieldValueRequired", "Required value: name or generateName is required")
+            cause = StatusCause(
+                "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
+            )
             raise Invalid(resource.kind, resource.group, "", [cause])
         if resource.group not in _FREE_NAMES and (not _NAME.fullmatch(name) or len(name) > 253):
-            raise Invalid(resource.kind, resource.group, name, [Cause.invalid("metadata.name", name, _NAME_RULE)])
+            raise Invalid(resource.kind, resource.group, name, [StatusCause.invalid("metadata.name", name, _NAME_RULE)])
         return name
 
     def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
@@ -269,7 +271,9 @@ class Store:
             rule = (
                 f"no new finalizers can be added if the object is being deleted, found new finalizers {sorted(added)}"
             )
-            raise Invalid(resource.kind, resource.group, old["name"], [Cause.forbidden("metadata.finalizers", rule)])
+            raise Invalid(
+                resource.kind, resource.group, old["name"], [StatusCause.forbidden("metadata.finalizers", rule)]
+            )
         return kept
 
     def _accepted(self, resource: Resource, obj: Json, old: Json | None, *, strict: bool) -> Json:
@@ -438,9 +442,9 @@ def _is_finished(obj: Json) -> bool:
     )
 
 
-def _label_causes(metadata: Json) -> list[Cause]:
+def _label_causes(metadata: Json) -> list[StatusCause]:
     return [
-        Cause.invalid(f"metadata.{part}", value, "must be a string")
+        StatusCause.invalid(f"metadata.{part}", value, "must be a string")
         for part in ("labels", "annotations")
         for value in (metadata.get(part) or {}).values()
         if not isinstance(value, str)

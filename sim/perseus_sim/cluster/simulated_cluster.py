@@ -32,7 +32,7 @@ from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Child, Processes
-from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob
+from perseus_sim.training.job import RankSpec, TrainingJob, TrainingSpec
 from perseus_solver.model.problem import Problem
 
 SYSTEM_NAMESPACE = "perseus-system"
@@ -294,7 +294,7 @@ class SimulatedCluster:
             opted_in: whether the pods carry the label.
             labels: further labels of the pods.
             begin: train at once; otherwise call ``training.begin()``.
-            simulation: further fields of ``perseus_sim.training.job.JobSpec``.
+            simulation: further fields of ``perseus_sim.training.job.TrainingSpec``.
 
         Raises:
             ValueError: a node has too few free GPUs.
@@ -310,7 +310,9 @@ class SimulatedCluster:
             gpus[dp] = free
             node.allocated |= {gpu.spec.uuid for gpu in free}
             ranks += [RankSpec(RankId(dp, stage), gpu.path, socket=str(node.socket)) for stage, gpu in enumerate(free)]
-        training = TrainingJob(JobSpec(problem, tuple(ranks), **simulation), self.folder / name, self.processes, name)
+        training = TrainingJob(
+            TrainingSpec(problem, tuple(ranks), **simulation), self.folder / name, self.processes, name
+        )
         job = RunningJob(name, namespace, training, {}, gpus)
         self.jobs.append(job)
         for dp in range(pipelines):

@@ -153,7 +153,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
 
 def _rehearse(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from perseus_sim.serving.machine import Assumptions
-    from perseus_sim.serving.rehearsal import LAW, Bench, compare
+    from perseus_sim.serving.rehearsal import LAW, ServingBench, compare
     from perseus_sim.serving.requests import MOST_LOAD, piece, scaled
     from perseus_sim.serving.traces import read_trace
     from perseus_solver.cli.progress import ProgressBar
@@ -167,7 +167,7 @@ def _rehearse(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     _check_work(len(trace) * options.load, "--minutes or --load")
     requests = _fitting(piece(scaled(trace, options.load, options.seed), 0.0, 60 * options.minutes), setting.machine)
     with ProgressBar("rehearsing") as progress:
-        outcomes = compare(Bench(setting, requests, objective), progress)
+        outcomes = compare(ServingBench(setting, requests, objective), progress)
     assumptions = setting.machine.assumptions
     rests_on = (
         f"{_ASSUMED}below {assumptions.knee_mhz:,.0f} MHz; {assumptions.watts} watts of what sources give: "
@@ -196,7 +196,7 @@ def _rehearse(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 def _estimate(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from perseus_sim.serving.controllers import Fixed
     from perseus_sim.serving.machine import WATTS, Assumptions
-    from perseus_sim.serving.rehearsal import HIGHEST, LAW, Bench, poisson
+    from perseus_sim.serving.rehearsal import HIGHEST, LAW, ServingBench, poisson
     from perseus_solver.cli.progress import ProgressBar
 
     for name in ("prompt_tokens", "output_tokens"):
@@ -213,7 +213,7 @@ def _estimate(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         for done, assumptions in enumerate(cells):
             progress(done, len(cells))
             setting = _setting(options, assumptions)
-            bench = Bench(setting, _fitting(drawn, setting.machine), objective)
+            bench = ServingBench(setting, _fitting(drawn, setting.machine), objective)
             base = bench.served(lambda _: Fixed())
             highest = bench.outcome(HIGHEST, base, base)
             points.append((assumptions, highest, bench.outcome(LAW, bench.served(bench.law()), base)))

@@ -29,7 +29,7 @@ from perseus_proto.registration import registration_pb2 as registration
 from perseus_proto.registration import registration_pb2_grpc as registration_stubs
 from perseus_sim.gpus.cluster_api import ApiError, ClusterApi
 from perseus_sim.gpus.nvml_shim import ENV_STATE
-from perseus_sim.gpus.shim_gpu import ENV_FOLDER, ENV_GPU, IN_CONTAINER, STATE, NodeGpus
+from perseus_sim.gpus.shim_gpu import ENV_FOLDER, ENV_GPU, IN_CONTAINER, STATE, ShimGpus
 
 DRIVER: Final = keys.DRA_DRIVER
 CDI: Final = Path("/var/run/cdi")
@@ -40,7 +40,7 @@ CHECK_S: Final = 3.0
 _THREADS: Final = 4
 
 
-def resource_slice(node_name: str, gpus: NodeGpus) -> dict[str, Any]:
+def resource_slice(node_name: str, gpus: ShimGpus) -> dict[str, Any]:
     """What the scheduler shall know of a node's GPUs, of which each is a device ``gpu-<number>``."""
     devices = [
         {
@@ -66,7 +66,7 @@ def resource_slice(node_name: str, gpus: NodeGpus) -> dict[str, Any]:
     }
 
 
-def container_devices(gpus: NodeGpus, folder: Path) -> dict[str, Any]:
+def container_devices(gpus: ShimGpus, folder: Path) -> dict[str, Any]:
     """A CDI specification: what a container gets with each GPU, and with any of them."""
     return {
         "cdiVersion": "0.6.0",
@@ -189,7 +189,7 @@ class Folders:
 def offer_claims(
     folders: Folders,
     node_name: str,
-    gpus: NodeGpus,
+    gpus: ShimGpus,
     folder: Path,
     stop: threading.Event,
     *,

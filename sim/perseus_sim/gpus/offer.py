@@ -23,13 +23,13 @@ from perseus_sim.gpus.device_plugin import offer_gpus
 from perseus_sim.gpus.dynamic_resources import CDI, Folders, offer_claims
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import SONAME, ShimError
-from perseus_sim.gpus.shim_gpu import NodeGpus, NoGpus, open_shim
+from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpus, open_shim
 
 _NAMESPACE: Final = uuid.UUID("6f0f3a9e-3c5b-4b36-9f3a-5d3f5d2c9c11")
 _DRIVER_REPLACED: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
-def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> NodeGpus:
+def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> ShimGpus:
     """A node's GPUs, the same at every start: GPUs that exist already retain their state.
 
     If other GPUs exist, processes that still hold those get the error that the driver was replaced, and start again.
@@ -42,9 +42,9 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
         partial.chmod(0o755)
         partial.replace(installed)  # a process that has loaded the old one continues with it
     names = [f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)]
-    gpus = NodeGpus.of(model, names)
+    gpus = ShimGpus.of(model, names)
     try:
-        unchanged = NodeGpus.read(folder) == gpus
+        unchanged = ShimGpus.read(folder) == gpus
         open_shim(folder).close()
     except (NoGpus, ShimError):
         unchanged = False

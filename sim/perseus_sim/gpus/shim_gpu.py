@@ -44,7 +44,7 @@ class NoGpus(Exception):
 
 
 @dataclass(frozen=True)
-class NodeGpus:
+class ShimGpus:
     """What never changes about the GPUs of a node."""
 
     uuids: tuple[str, ...]
@@ -57,7 +57,7 @@ class NodeGpus:
     """Values of the shim: how long changes take, and what the power limit leaves."""
 
     @classmethod
-    def of(cls, model: GpuModel, uuids: Sequence[str]) -> NodeGpus:
+    def of(cls, model: GpuModel, uuids: Sequence[str]) -> ShimGpus:
         """GPUs of a model."""
         driver = model.driver
         return cls(
@@ -84,7 +84,7 @@ class NodeGpus:
         )
 
     @classmethod
-    def read(cls, folder: Path) -> NodeGpus:
+    def read(cls, folder: Path) -> ShimGpus:
         """Those of a folder.
 
         Raises:
@@ -144,7 +144,7 @@ class ShimGpu:
         Raises:
             NoGpus: it is not there.
         """
-        gpus = NodeGpus.read(folder)
+        gpus = ShimGpus.read(folder)
         if uuid not in gpus.uuids:
             raise NoGpus(f"{folder} has no GPU {uuid}")
         self._index = gpus.uuids.index(uuid)
@@ -189,7 +189,7 @@ def describe(folder: Path) -> dict[str, dict[str, int]]:
     """Values of every GPU, by UUID."""
     shim = open_shim(folder)
     found = {
-        uuid: {key: shim.get(index, key) for key in _SHOWN} for index, uuid in enumerate(NodeGpus.read(folder).uuids)
+        uuid: {key: shim.get(index, key) for key in _SHOWN} for index, uuid in enumerate(ShimGpus.read(folder).uuids)
     }
     shim.close()
     return found
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.uuid:
         shim = open_shim(given.gpus)
-        for index, uuid in enumerate(NodeGpus.read(given.gpus).uuids):
+        for index, uuid in enumerate(ShimGpus.read(given.gpus).uuids):
             if given.uuid in (uuid, "all"):
                 shim.set(index, **dict(given.value))
     print(json.dumps(describe(given.gpus)))

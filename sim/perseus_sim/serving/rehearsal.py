@@ -50,7 +50,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Bench:
+class ServingBench:
     """Replicas, requests and limits on which policies are compared."""
 
     setting: Setting
@@ -81,7 +81,7 @@ class Bench:
         return lambda _: Law(table, objective, machine)
 
 
-def compare(bench: Bench, progress: Callable[[int, int], object] = lambda _done, _total: None) -> list[Outcome]:
+def compare(bench: ServingBench, progress: Callable[[int, int], object] = lambda _done, _total: None) -> list[Outcome]:
     """Let each policy serve the requests: the highest clock, the best fixed one, the law, its rivals.
 
     The best fixed clock is known in hindsight only: the one of least energy of those that keep the objective no less

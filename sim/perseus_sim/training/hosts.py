@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from perseus_solver.kinds import Kind
+from perseus_core.instruction import InstructionKind
 from perseus_solver.model.problem import Problem
 
 
@@ -28,12 +28,12 @@ class Framework(StrEnum):
 
 
 _FORWARD_SHARE: Final = {
-    Kind.FORWARD: (1.0, 0.0),
-    Kind.BACKWARD: (0.0, 1.0),
-    Kind.INPUT_GRADIENT: (0.0, 0.5),
-    Kind.WEIGHT_GRADIENT: (0.0, 0.5),
-    Kind.CONSTANT: (0.0, 0.0),
-    Kind.STEP: (1.0, 1.0),
+    InstructionKind.FORWARD: (1.0, 0.0),
+    InstructionKind.BACKWARD: (0.0, 1.0),
+    InstructionKind.INPUT_GRADIENT: (0.0, 0.5),
+    InstructionKind.WEIGHT_GRADIENT: (0.0, 0.5),
+    InstructionKind.CONSTANT: (0.0, 0.0),
+    InstructionKind.STEP: (1.0, 1.0),
 }
 
 

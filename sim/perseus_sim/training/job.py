@@ -38,7 +38,7 @@ class RankSpec:
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class TrainingSpec:
     """What the job executes, and how it is simulated."""
 
     problem: Problem
@@ -76,7 +76,7 @@ class JobSpec:
 class TrainingJob:
     """The processes of one job. ``samples`` fills while it runs."""
 
-    def __init__(self, spec: JobSpec, folder: Path, processes: Processes, name: str = "trainer") -> None:
+    def __init__(self, spec: TrainingSpec, folder: Path, processes: Processes, name: str = "trainer") -> None:
         self.samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
         self.children: dict[RankId, Child] = {}
         self.failure: str | None = None

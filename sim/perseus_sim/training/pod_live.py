@@ -23,7 +23,7 @@ from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu, granted
 from perseus_sim.training.live import LiveGpu, run, tables_of
 
 
-class Report:
+class IterationPrinter:
     """Prints the mean of the iterations that have ended since the last line."""
 
     def __init__(self, every_s: float) -> None:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = next(model for model in MODELS.values() if model.name == gpu.spec.model)
     tables = tables_of(model, gpu.spec.supported_clocks_mhz, us_from_s(settings.step) / (1 + BACKWARD_RATIO))
     try:
-        run(LiveGpu(gpu, tables, Report(settings.report).ended), settings.script)
+        run(LiveGpu(gpu, tables, IterationPrinter(settings.report).ended), settings.script)
     finally:
         gpu.rest()
     return 0

@@ -1,8 +1,8 @@
 """One rank of a simulated training job whose ranks are spread over pods: ``python -m perseus_sim.training.pod_rank``.
 
 Each GPU of a pod has one. It finds the job's coordinator, connects to its neighbours over the pods' network, and then
-is a ``rank.Rank`` that follows real time on a GPU behind NVML. It connects to the agent at PERSEUS_SOCKET like any
-training process. Standard library only, as several start at once.
+is a ``rank.SimulatedRank`` that follows real time on a GPU behind NVML. It connects to the agent at PERSEUS_SOCKET like
+any training process. Standard library only, as several start at once.
 """
 
 from __future__ import annotations

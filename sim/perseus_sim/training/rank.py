@@ -50,7 +50,7 @@ class Mailbox:
         return self._arrived.pop(key)
 
 
-class Rank:
+class SimulatedRank:
     """One process of the job."""
 
     def __init__(self, spec: dict[str, Any], gpu: Gpu) -> None:

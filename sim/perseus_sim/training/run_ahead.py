@@ -19,12 +19,13 @@ from perseus_client.gpu_events import EventTimer
 from perseus_client.gpu_marks import GpuMarks
 from perseus_client.marks import TimedMarks, make_marks
 from perseus_client.session import Session
+from perseus_core.marks import MarkSource
 from perseus_core.units import s_from_us, us_from_ns
-from perseus_proto.channel import ChannelWriter, MarkSource
+from perseus_proto.channel import ChannelWriter
 from perseus_proto.hello import Hello, Timing, make_schedule
 from perseus_sim.gpus.shared_gpu import Physics
 from perseus_sim.training.engine import Gpu
-from perseus_sim.training.rank import JobLost, Rank
+from perseus_sim.training.rank import JobLost, SimulatedRank
 from perseus_sim.training.stream import Event, Stream, StreamDriver
 
 
@@ -50,7 +51,7 @@ class _Stopped(Exception):
     """The coordinator has stopped the job."""
 
 
-class RunAheadRank(Rank):
+class RunAheadRank(SimulatedRank):
     """One process of a job, in the machine's time."""
 
     def __init__(self, spec: dict[str, Any], gpu: Gpu) -> None:
@@ -68,7 +69,7 @@ class RunAheadRank(Rank):
         """Kernels of the instruction that runs."""
 
     def run(self) -> None:
-        """As ``Rank.run``."""
+        """As ``SimulatedRank.run``."""
         self._next_command()
         session = self._open_session() if self._spec["socket"] else Session()
         self._report_ready(session)
@@ -161,9 +162,9 @@ class RunAheadRank(Rank):
         return open_session(spec["socket"], hello, TimedMarks(marks, timer, gpu), gpu.prepare)
 
 
-def make_rank(spec: dict[str, Any], gpu: Gpu) -> Rank:
+def make_rank(spec: dict[str, Any], gpu: Gpu) -> SimulatedRank:
     """A rank in the machine's time if the specification has a host, else in lockstep."""
-    return RunAheadRank(spec, gpu) if spec.get("host") else Rank(spec, gpu)
+    return RunAheadRank(spec, gpu) if spec.get("host") else SimulatedRank(spec, gpu)
 
 
 def _set_source(source: MarkSource, writer: ChannelWriter) -> None:

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration.fields import Fields
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
-from perseus_solver.kinds import Floats, Kind
+from perseus_solver.kinds import Floats
 from perseus_solver.schedules import Schedule, schedule_name
 from perseus_solver.stragglers import Thresholds, least_slowdowns
 
@@ -280,7 +281,7 @@ def _quality(entry: Fields) -> Quality:
 
 def _noise(entry: Fields, stages: int) -> Noise:
     label = entry.text("kind")
-    kinds = {kind.label: kind for kind in Kind}
+    kinds = {kind.label: kind for kind in InstructionKind}
     if label not in kinds:
         raise InvalidCalibration(f"{entry.where}kind must be one of {', '.join(kinds)}, not {label[:40]!r}")
     return Noise(

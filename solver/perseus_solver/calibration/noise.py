@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration.trace import Trace
-from perseus_solver.kinds import SIGMA_PER_MAD, Floats, Kind
+from perseus_solver.kinds import SIGMA_PER_MAD, Floats
 from perseus_solver.stragglers import stage_pace
 
 _CONFIDENCE = 0.95
@@ -35,7 +36,7 @@ class Noise:
     """
 
     stage: int
-    kind: Kind
+    kind: InstructionKind
     instruction_percent: float
     instruction_low_percent: float
     instruction_high_percent: float
@@ -66,7 +67,7 @@ def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
             middle = np.median(ratios, axis=1)
             within = np.median(np.abs(ratios / middle[:, None] - 1), axis=1) * unshrunk
             between = np.abs(middle - 1) * unshrunk
-            found.append(Noise(stage, Kind(kind), *_band(within, trace.plan), *_band(between, trace.plan)))
+            found.append(Noise(stage, InstructionKind(kind), *_band(within, trace.plan), *_band(between, trace.plan)))
     return tuple(found)
 
 

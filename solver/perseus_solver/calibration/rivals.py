@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration.estimate import calibrate
 from perseus_solver.calibration.model import Calibration
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Index, Kind
+from perseus_solver.kinds import Index
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule
 
 _BETTER, _LEAST_PERCENT = 0.9, 0.02
@@ -57,7 +58,7 @@ def calibrate_against_rivals(trace: Trace, *, train_fraction: float) -> Calibrat
 
 def _rivals(schedule: Schedule) -> Iterator[tuple[Schedule, Index]]:
     """Yield the other schedules of the same instructions, and where each of theirs is in this one."""
-    constants = np.unique(schedule.stage[schedule.kind == Kind.CONSTANT]).tolist()
+    constants = np.unique(schedule.stage[schedule.kind == InstructionKind.CONSTANT]).tolist()
     own, order = _sorted(schedule)
     for name in SCHEDULES:
         if name == schedule.name:

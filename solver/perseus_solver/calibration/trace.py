@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidTrace
-from perseus_solver.kinds import Floats, Ints, Kind
+from perseus_solver.kinds import Floats, Ints
 from perseus_solver.schedules import Schedule, build_schedule
 
 INSTRUCTION_COLUMNS = ("plan", "iteration", "stage", "instruction", "microbatch", "duration_s")
@@ -29,7 +30,7 @@ MAX_ROWS = 4_000_000
 MAX_BYTES = 256 << 20
 _MAX_COUNT = 1_000_000_000
 _LONGEST_S = 1e6
-_KINDS = {kind.label: int(kind) for kind in Kind}
+_KINDS = {kind.label: int(kind) for kind in InstructionKind}
 
 Source = str | bytes | Path
 """The CSV itself as text or (gzipped) bytes, or the path of a file."""
@@ -109,7 +110,7 @@ def read_trace(
     for name, wanted, found in (("stages", stages, found_stages), ("microbatches", microbatches, found_microbatches)):
         if wanted is not None and wanted != found:
             raise InvalidTrace(f"instructions: {name} are 0 … {found - 1}, but the schedule has {wanted}")
-    constant = instruction_rows.column["instruction"] == Kind.CONSTANT
+    constant = instruction_rows.column["instruction"] == InstructionKind.CONSTANT
     executed = build_schedule(
         schedule,
         stages=found_stages,
@@ -187,7 +188,7 @@ def _durations(rows: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> 
     instruction = np.array([place.get(key, -1) for key in keys])
     if (instruction < 0).any():
         row = int(np.argmax(instruction < 0))
-        label = Kind(int(rows.column["instruction"][row])).label
+        label = InstructionKind(int(rows.column["instruction"][row])).label
         raise rows.error(
             row,
             f"schedule {schedule.name} has no {label} of microbatch {rows.column['microbatch'][row]}, "

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from perseus_core.grain import Grain
+from perseus_core.instruction import InstructionKind
 from perseus_solver.cli.files import read_file
 from perseus_solver.errors import SolverError
-from perseus_solver.kinds import Kind
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.point import status_of
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Frequencies, Frontier, Grain, Point
+from perseus_solver.model.result import Frequencies, Frontier, Point
 
 if TYPE_CHECKING:
     from perseus_solver.rehearsal import Rehearsal
@@ -45,7 +46,7 @@ class PlanWriter:
 
     def __init__(self, problem: Problem, *, full: bool = True) -> None:
         schedule = problem.schedule
-        labels = {int(kind): kind.label for kind in Kind}
+        labels = {int(kind): kind.label for kind in InstructionKind}
         self._full = full
         self._names = [
             f'{{"instruction":"{labels[kind]}","microbatch":{microbatch},"chunk":{chunk}'
@@ -94,7 +95,7 @@ class PlanWriter:
             "clock_changes": point.clock_changes,
         }
         if grain is not None and expected is not None:
-            figures |= {"grain": str(grain), "expected": expected}
+            figures |= {"grain": grain.word, "expected": expected}
         if robust is not None:
             times = {name: robust.time_kept_s(share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
             figures["expected"] = {"iteration_time_s": times, "energy_j": {"mean": robust.mean_energy_j}}

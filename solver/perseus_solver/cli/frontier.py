@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     else:
         point, grain, rehearsal = deployable.plan(without_slowdown)
         lines.append(common.describe(point, base_s, base_j))
-        lines.append(f"grain: {grain}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+        lines.append(f"grain: {grain.word}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
     common.print_summary(options, *lines)
 
 

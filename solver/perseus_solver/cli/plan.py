@@ -9,10 +9,11 @@ from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
+    from perseus_core.grain import Grain
     from perseus_solver.cli.files import Outputs
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
-    from perseus_solver.model.result import Grain, Point
+    from perseus_solver.model.result import Point
     from perseus_solver.rehearsal import Rehearsal
     from perseus_solver.robust import RobustPlan
 
@@ -76,8 +77,8 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     lines = [common.describe(point, base_s, base_j)]
     if options.prove is not None:
         lines.append(_proof(point))
-    if rehearsal is not None:
-        lines.append(f"grain: {grain}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+    if rehearsal is not None and grain is not None:
+        lines.append(f"grain: {grain.word}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
     if kept is not None:
         lines.append(common.describe_scatter(kept, options.confidence, base_s, base_j))
     common.print_summary(options, *lines)

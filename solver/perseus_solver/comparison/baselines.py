@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Kind, latest_s
+from perseus_solver.kinds import latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
 
@@ -39,7 +40,7 @@ def at_clock(problem: Problem, frequency_mhz: int) -> Plan:
         int[n], positions in the options.
     """
     place = [
-        0 if t.kind is Kind.CONSTANT else int(np.flatnonzero(t.frequency_mhz == frequency_mhz)[0])
+        0 if t.kind is InstructionKind.CONSTANT else int(np.flatnonzero(t.frequency_mhz == frequency_mhz)[0])
         for t in problem.options
     ]
     return np.array(place, dtype=np.intp)[problem.option_of]
@@ -47,7 +48,7 @@ def at_clock(problem: Problem, frequency_mhz: int) -> Plan:
 
 def common_clocks(problem: Problem) -> list[int]:
     """Return the clocks at which every instruction was measured, in MHz, descending."""
-    measured = [set(t.frequency_mhz.tolist()) for t in problem.options if t.kind is not Kind.CONSTANT]
+    measured = [set(t.frequency_mhz.tolist()) for t in problem.options if t.kind is not InstructionKind.CONSTANT]
     return sorted(set.intersection(*measured), reverse=True)
 
 
@@ -98,14 +99,17 @@ def envpipe(simulator: Simulator) -> Plan:
     """
     problem = simulator.problem
     schedule = problem.schedule
-    if schedule.chunks > 1 or np.isin(schedule.kind, (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)).any():
+    if (
+        schedule.chunks > 1
+        or np.isin(schedule.kind, (InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT)).any()
+    ):
         raise InvalidProblem(f"EnvPipe is defined for plain forwards and backwards, not for {schedule.name}")
-    forward, backward = schedule.kind == Kind.FORWARD, schedule.kind == Kind.BACKWARD
+    forward, backward = schedule.kind == InstructionKind.FORWARD, schedule.kind == InstructionKind.BACKWARD
     envelope = (
         (schedule.stage == problem.stages - 1)
         | (forward & (schedule.microbatch == 0))
         | (backward & (schedule.microbatch == schedule.microbatches - 1))
-        | (schedule.kind == Kind.CONSTANT)
+        | (schedule.kind == InstructionKind.CONSTANT)
     )
     plan = np.where(envelope, 0, _least_energy_clock(problem))
     frequency = np.zeros((len(problem.options), max(t.frequency_mhz.size for t in problem.options)), dtype=np.int32)

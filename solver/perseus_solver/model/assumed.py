@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 
 from perseus_core.gpus import BACKWARD_RATIO, GpuCurves
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import SolverError
-from perseus_solver.kinds import Floats, Kind
+from perseus_solver.kinds import Floats
 from perseus_solver.schedules import Schedule
 from perseus_solver.schedules.base import ABSENT
 
-Instruction = tuple[int, Kind, int]
+Instruction = tuple[int, InstructionKind, int]
 """Stage, kind and chunk."""
 
 FORWARD_S: Final = 0.036
@@ -27,10 +28,10 @@ HEAD_LAYERS: Final = 1.0
 """The language-model head's time over that of a layer: 0.8 in the published profile of GPT-3 175B, 1.1 in that of
 Bloom 176B."""
 WORK: Final = {
-    Kind.FORWARD: 1.0,
-    Kind.BACKWARD: BACKWARD_RATIO,
-    Kind.INPUT_GRADIENT: BACKWARD_RATIO / 2,
-    Kind.WEIGHT_GRADIENT: BACKWARD_RATIO / 2,
+    InstructionKind.FORWARD: 1.0,
+    InstructionKind.BACKWARD: BACKWARD_RATIO,
+    InstructionKind.INPUT_GRADIENT: BACKWARD_RATIO / 2,
+    InstructionKind.WEIGHT_GRADIENT: BACKWARD_RATIO / 2,
 }
 """Time of an instruction over that of the forward of the same layers."""
 
@@ -94,7 +95,7 @@ def assumed_profile(curves: GpuCurves, times_s: Mapping[Instruction, float]) -> 
     chunked = any(chunk for _, _, chunk in times_s)
     lines = [f"stage,instruction,{'chunk,' if chunked else ''}frequency,time,energy"]
     for (stage, kind, chunk), fastest_s in times_s.items():
-        for clock in [0] if kind is Kind.CONSTANT else clocks:
+        for clock in [0] if kind is InstructionKind.CONSTANT else clocks:
             time_s = fastest_s * (curves.slowdown(clock) if clock else 1.0)
             energy_j = time_s * (curves.power_w(clock) if clock else curves.blocking_power_w)
             lines.append(f"{stage},{kind.label},{f'{chunk},' if chunked else ''}{clock},{time_s:.6f},{energy_j:.4f}")
@@ -102,5 +103,5 @@ def assumed_profile(curves: GpuCurves, times_s: Mapping[Instruction, float]) -> 
 
 
 def _instructions(schedule: Schedule) -> list[Instruction]:
-    kinds = [Kind(kind) for kind in schedule.kind.tolist()]
+    kinds = [InstructionKind(kind) for kind in schedule.kind.tolist()]
     return list(zip(schedule.stage.tolist(), kinds, schedule.chunk.tolist(), strict=True))

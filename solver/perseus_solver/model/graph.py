@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import LARGEST, SMALLEST, Floats, Ints, Kind, Options
+from perseus_solver.kinds import LARGEST, SMALLEST, Floats, Ints, Options
 from perseus_solver.schedules.base import Schedule, assemble
 
 Node = Hashable
@@ -211,7 +212,7 @@ def _table(options: tuple[Option, ...], knobs: Mapping[Knob, int]) -> Options:
     rows = sorted(options, key=lambda option: -knobs[option.knob])  # as clocks are, by descending number
     return Options(
         stage=0,
-        kind=Kind.FORWARD,
+        kind=InstructionKind.FORWARD,
         chunk=0,
         frequency_mhz=np.array([knobs[option.knob] for option in rows], dtype=np.int32),
         time_s=np.array([option.time_s for option in rows], dtype=np.float64),
@@ -221,6 +222,9 @@ def _table(options: tuple[Option, ...], knobs: Mapping[Knob, int]) -> Options:
 
 def _schedule(lengths: list[int]) -> Schedule:
     """Return a schedule of these numbers of instructions, which stand for nodes: only their order is meant."""
-    rows = [np.column_stack([np.full(n, Kind.FORWARD), np.arange(n), np.zeros(n, dtype=np.int64)]) for n in lengths]
+    rows = [
+        np.column_stack([np.full(n, InstructionKind.FORWARD), np.arange(n), np.zeros(n, dtype=np.int64)])
+        for n in lengths
+    ]
     position = np.arange(len(lengths))[:, None]
     return assemble("graph", rows, microbatches=max(lengths), position=position)

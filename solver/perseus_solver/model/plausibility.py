@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import Problem
 
 LEAST_W, MOST_W = 25.0, 2_500.0
@@ -32,7 +32,7 @@ def check_units(problem: Problem) -> tuple[str, ...]:
     Raises:
         InvalidProblem: no GPU has such powers; the message has the power and the likely cause.
     """
-    computing = [options for options in problem.options if options.kind is not Kind.CONSTANT]
+    computing = [options for options in problem.options if options.kind is not InstructionKind.CONSTANT]
     power_w = np.array([float(options.energy_j[0] / options.time_s[0]) for options in computing])
     if not power_w.size:
         return ()

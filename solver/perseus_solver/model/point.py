@@ -8,6 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.grain import Grain
+
 Frequencies = npt.NDArray[np.uint16]
 
 OPTIMAL_GAP = 1e-9
@@ -42,22 +44,6 @@ def status_of(gap: float, allowed: float = DEFAULT_GAP) -> Status:
     if gap <= OPTIMAL_GAP:
         return Status.OPTIMAL
     return Status.WITHIN_GAP if gap <= allowed else Status.LIMIT_REACHED
-
-
-class Grain(StrEnum):
-    """How finely a plan sets clocks.
-
-    Attributes:
-        INSTRUCTION: every instruction has a clock of its own.
-        SEGMENT: one clock for each part of a stage's iteration: lead, steady state and tail.
-        STAGE: one clock for each stage.
-        NONE: every instruction at its highest clock.
-    """
-
-    INSTRUCTION = "instruction"
-    SEGMENT = "segment"
-    STAGE = "stage"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats, Ints, Kind, Options, looked_up
+from perseus_solver.kinds import Floats, Ints, Options, looked_up
 from perseus_solver.model.graph import Edge, Knob, Names, Node, arrays_of
 from perseus_solver.model.point import Frequencies, Point
 from perseus_solver.model.profile import Profile
@@ -242,29 +243,29 @@ def build_problem(
 
 def _match(profile: Profile, schedule: Schedule) -> tuple[tuple[Options, ...], Ints]:
     """Return one table for each (stage, chunk, kind) that the schedule runs, and the table of each instruction."""
-    kinds = max(Kind) + 1
+    kinds = max(InstructionKind) + 1
     key = (schedule.stage * schedule.chunks + schedule.chunk) * kinds + schedule.kind
     used, option_of = np.unique(key, return_inverse=True)
     tables = []
     for code in used.tolist():
         place, kind_number = divmod(code, kinds)
         stage, chunk = divmod(place, schedule.chunks)
-        tables.append(_table(profile, schedule, stage, chunk, Kind(kind_number)))
+        tables.append(_table(profile, schedule, stage, chunk, InstructionKind(kind_number)))
     for stage in profile.constant_stages:
-        if not any(table.stage == stage and table.kind is Kind.CONSTANT for table in tables):
+        if not any(table.stage == stage and table.kind is InstructionKind.CONSTANT for table in tables):
             raise InvalidProblem(
                 f"the profile has a constant instruction for stage {stage}, which schedule {schedule.name} does not run"
             )
     return tuple(tables), option_of.astype(np.int32)
 
 
-def _table(profile: Profile, schedule: Schedule, stage: int, chunk: int, kind: Kind) -> Options:
+def _table(profile: Profile, schedule: Schedule, stage: int, chunk: int, kind: InstructionKind) -> Options:
     row, share, column = stage, 1, chunk
     if not profile.has_chunks:
         column = 0
         if schedule.bidirectional:
             row = int(schedule.position[stage, chunk])
-        elif kind is not Kind.CONSTANT:
+        elif kind is not InstructionKind.CONSTANT:
             share = int(np.count_nonzero(schedule.position[stage] >= 0))
     found = profile.tables.get((row, kind, column))
     if found is None:

@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProfile, quoted
-from perseus_solver.kinds import LARGEST, SMALLEST, Floats, Kind, Options
+from perseus_solver.kinds import LARGEST, SMALLEST, Floats, Options
 from perseus_solver.model.sampling import OUTLIER, Sampling, condense, farthest
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
@@ -36,9 +37,9 @@ _MAX_CHUNK = 63
 _MAX_MHZ = 65_535  # plans store clocks in 16 bits
 _SAME_MHZ = 7.5
 """Clocks of NVIDIA GPUs are 15 MHz apart, so a mean of readings that is less than half of that higher is the same."""
-_KINDS = {kind.label: kind for kind in Kind}
+_KINDS = {kind.label: kind for kind in InstructionKind}
 
-Key = tuple[int, Kind, int]
+Key = tuple[int, InstructionKind, int]
 """Stage, kind, chunk."""
 
 
@@ -63,7 +64,7 @@ class Profile:
     @property
     def constant_stages(self) -> tuple[int, ...]:
         """Stages with a constant-time instruction, such as data loading."""
-        return tuple(sorted(stage for stage, kind, _ in self.tables if kind is Kind.CONSTANT))
+        return tuple(sorted(stage for stage, kind, _ in self.tables if kind is InstructionKind.CONSTANT))
 
     def __repr__(self) -> str:
         clocks = sum(len(options.frequency_mhz) for options in self.tables.values())
@@ -76,7 +77,7 @@ class _Row:
 
     line: int
     stage: int
-    kind: Kind
+    kind: InstructionKind
     chunk: int
     frequency_mhz: int
     time_s: float
@@ -251,8 +252,8 @@ def _integer(line: int, column: str, text: str, low: int, high: int) -> int:
     return int(value)
 
 
-def _frequency(line: int, kind: Kind, text: str) -> int:
-    if kind is Kind.CONSTANT:
+def _frequency(line: int, kind: InstructionKind, text: str) -> int:
+    if kind is InstructionKind.CONSTANT:
         if _number(line, "frequency", text) != 0:
             raise InvalidProfile(
                 f"profile line {line}, column 'frequency': must be 0 for a constant instruction: it has no clock"
@@ -361,16 +362,16 @@ def _check_complete(profile: Profile) -> None:
         if not has:
             chunk = " (chunk 0)" if profile.has_chunks else ""
             raise InvalidProfile(f"profile has no rows for stage {stage}{chunk} of 0 … {profile.stages - 1}")
-        if Kind.STEP in has:
-            if others := has - {Kind.STEP}:
+        if InstructionKind.STEP in has:
+            if others := has - {InstructionKind.STEP}:
                 what = f"'{min(others).label}' rows beside 'step' rows"
                 raise InvalidProfile(f"profile: stage {stage} has {what}: a step is the whole iteration")
             continue
-        if Kind.FORWARD not in has:
+        if InstructionKind.FORWARD not in has:
             raise InvalidProfile(f"profile: stage {stage} has no 'forward' rows")
-        split = has & {Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT}
+        split = has & {InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT}
         if len(split) == 1:
-            missing = ({Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT} - split).pop()
+            missing = ({InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT} - split).pop()
             raise InvalidProfile(f"profile: stage {stage} has '{split.pop().label}' rows but no '{missing.label}' rows")
-        if not split and Kind.BACKWARD not in has:
+        if not split and InstructionKind.BACKWARD not in has:
             raise InvalidProfile(f"profile: stage {stage} has no 'backward' rows")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from perseus_core.grain import Grain
 from perseus_solver.errors import Infeasible, SolverError
 from perseus_solver.kinds import Floats, Ints, latest_s
 from perseus_solver.model.point import (
@@ -17,7 +18,6 @@ from perseus_solver.model.point import (
     OPTIMAL_GAP,
     Expectation,
     Frequencies,
-    Grain,
     Point,
     Status,
     status_of,
@@ -33,7 +33,6 @@ __all__ = [
     "Expectation",
     "Frequencies",
     "Frontier",
-    "Grain",
     "InvalidFrontier",
     "Point",
     "Rehearsed",
@@ -57,7 +56,6 @@ _VERSION = 2
 _READ = (1, 2)
 """Version 1 had no rehearsal; it is read as a frontier without one."""
 _STATUSES = tuple(Status)
-_GRAINS = tuple(Grain)
 _REHEARSED = ("p50_s", "ideal_time_s", "ideal_energy_j", "below_share", "above_share")
 
 
@@ -263,7 +261,7 @@ class Frontier:
             "straggler_part": np.arange(len(self)) > (self.least_energy if len(self) else 0),
         }
         if self.rehearsed:
-            columns["grain"] = [str(grain) for grain in self.rehearsed.grains]
+            columns["grain"] = [grain.word for grain in self.rehearsed.grains]
             columns |= {name: getattr(self.rehearsed, name) for name in _REHEARSED}
         return pd.DataFrame(columns)
 
@@ -286,7 +284,7 @@ class Frontier:
         rows = [self.time_s, self.energy_j, self.energy_lower_bound_j]
         if self.rehearsed:
             header["confidence"] = self.rehearsed.confidence
-            header["grains"] = [_GRAINS.index(grain) for grain in self.rehearsed.grains]
+            header["grains"] = [int(grain) for grain in self.rehearsed.grains]
             rows += [getattr(self.rehearsed, name) for name in _REHEARSED]
         head = json.dumps(header, separators=(",", ":")).encode()
         numbers = np.stack(rows).astype("<f8").tobytes()
@@ -336,7 +334,7 @@ class Frontier:
 
 
 def _rehearsed(header: dict[str, Any], numbers: Floats) -> Rehearsed:
-    grains = tuple(_GRAINS[grain] for grain in header["grains"])
+    grains = tuple(Grain(grain) for grain in header["grains"])
     if len(grains) != numbers.shape[1]:
         raise ValueError("grains")
     return Rehearsed(

@@ -4,9 +4,10 @@ A plan of the solver takes what it says if every clock is in effect when its ins
 far a real job is from that. `rehearse` executes plans under it, many at a time.
 """
 
-from perseus_solver.model.result import Grain
+from perseus_core.grain import Grain
+from perseus_core.marks import MarkSource
 from perseus_solver.rehearsal.deployment import DEFAULT_CONFIDENCE, deployable_frontier, ideal_point
-from perseus_solver.rehearsal.hardware import Hardware, InvalidHardware, Marks
+from perseus_solver.rehearsal.hardware import Hardware, InvalidHardware
 from perseus_solver.rehearsal.losses import Loss, LossCause, explain_losses
 from perseus_solver.rehearsal.outcome import Rehearsal, Rule, rehearse, rehearse_fastest
 
@@ -17,7 +18,7 @@ __all__ = [
     "InvalidHardware",
     "Loss",
     "LossCause",
-    "Marks",
+    "MarkSource",
     "Rehearsal",
     "Rule",
     "deployable_frontier",

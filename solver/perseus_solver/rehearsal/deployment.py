@@ -15,15 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perseus_core.grain import Grain
+from perseus_core.marks import MarkSource
 from perseus_solver.certify import Bound, deadline_bound, iteration_bound
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import Planner, Progress
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Rehearsed, status_of
+from perseus_solver.model.result import Frequencies, Frontier, Point, Rehearsed, status_of
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
-from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, plans_as_asked, rehearse
 from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.switching import clock_changes, reduce_clock_changes
@@ -156,7 +158,7 @@ def deployable_frontier(
     candidates = candidates.as_asked(executor, hardware, rehearsal)
     found = _Expected.of(rehearsal, confidence)
     # Where each stage keeps one clock, or has one instruction, the plans of the grains are all there are.
-    if hardware.marks is not Marks.RUN_AHEAD and problem.instructions > problem.stages:
+    if hardware.marks is not MarkSource.HOST and problem.instructions > problem.stages:
         for wanted_s in wanted:
             search = Refinement(executor, hardware, wanted_s, confidence)
             least_j = float(deadline_bound(problem, planner.bounds, np.array([wanted_s]))[0])
@@ -196,7 +198,7 @@ def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_
     along = np.linspace(0.0, 1.0, _TIMES) ** 1.5
     wanted_s = np.unique(np.append(solved.t_min_s + along * (solved.t_star_s - solved.t_min_s), times_s))
     groups = [(Grain.STAGE, 1)]
-    if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
+    if hardware.marks is not MarkSource.HOST:  # otherwise each stage keeps one clock, whatever is planned
         groups += [(Grain.SEGMENT, parts) for parts in _PARTS]
         some = _some(solved, times_s)
         fewer = [reduce_clock_changes(problem, some, loss=loss) for loss in _LOSSES]

@@ -12,10 +12,10 @@ import itertools
 
 import numpy as np
 
+from perseus_core.grain import Grain
 from perseus_solver.calibration.linear_program import Programme
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Grain
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal.paths import Paths
 from perseus_solver.relaxation.tables import lower_hull

@@ -9,13 +9,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from perseus_core.latency import SwitchLatency, published_latency
+from perseus_core.instruction import InstructionKind
+from perseus_core.latency import MAX_LATENCY_US, SwitchLatency, published_latency, quantiles_from_json
+from perseus_core.marks import BEST_MARKS_FIRST, MarkSource
+from perseus_core.units import s_from_us, us_from_s
 from perseus_solver.errors import SolverError
-from perseus_solver.kinds import Kind
 
 MAX_BYTES: Final = 1 << 16
 """Of a description as JSON: it has ten numbers, and two of each clock."""
@@ -27,17 +28,18 @@ DEFAULT_LAUNCH_QUEUE: Final = 1024
 """Kernels that CUDA takes before a launch waits, as measured by several users; NVIDIA documents no number."""
 DEFAULT_KERNELS: Final = MappingProxyType(
     {
-        Kind.FORWARD: 300,
-        Kind.BACKWARD: 600,
-        Kind.INPUT_GRADIENT: 300,
-        Kind.WEIGHT_GRADIENT: 300,
-        Kind.CONSTANT: 1,
-        Kind.STEP: 1_000,
+        InstructionKind.FORWARD: 300,
+        InstructionKind.BACKWARD: 600,
+        InstructionKind.INPUT_GRADIENT: 300,
+        InstructionKind.WEIGHT_GRADIENT: 300,
+        InstructionKind.CONSTANT: 1,
+        InstructionKind.STEP: 1_000,
     }
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
-_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 10_000_000, 0.5, 256
+_MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 1_000_000, 1024, 10_000_000, 0.5, 256
 _MAX_CLOCKS, _MAX_DIGITS = 255, 5
+_MAX_S: Final = s_from_us(MAX_LATENCY_US)
 
 
 class InvalidHardware(SolverError):
@@ -48,22 +50,6 @@ _SURE: Final = 1.15
 """How many times as long as for the calls a clock must be wanted to be in a plan. Agents measure calls, and one whose
 calls are a little slower would leave out what was rehearsed.
 """
-
-
-class Marks(StrEnum):
-    """Who says where a GPU is in its schedule, and when that is known.
-
-    Attributes:
-        GPU: the GPU itself, by memory writes in its stream.
-        SYNCHRONISED: the host, which waits for the GPU before each mark.
-        EVENTS: the GPU's events, which are read an iteration later.
-        RUN_AHEAD: the host when it launches work, ahead of the GPU.
-    """
-
-    GPU = "gpu"
-    SYNCHRONISED = "synchronised"
-    EVENTS = "events"
-    RUN_AHEAD = "run-ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +72,10 @@ class Hardware:
 
     model: str
     latency: SwitchLatency
-    marks: Marks = Marks.GPU
+    marks: MarkSource = MarkSource.GPU
     launch_s: float = DEFAULT_LAUNCH_S
     launch_queue: int = DEFAULT_LAUNCH_QUEUE
-    kernels: Mapping[Kind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
+    kernels: Mapping[InstructionKind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
     gpus_per_lock: int = 1
     noise: float = 0.0
     pipelines: int = 1
@@ -140,7 +126,7 @@ class Hardware:
         return (self.gpus_per_lock - 1) * self.latency.call_s * math.exp(self.latency.sigma**2 / 2)
 
     @classmethod
-    def published(cls, model: str, *, marks: Marks = Marks.GPU, gpus_per_lock: int = 1) -> Hardware:
+    def published(cls, model: str, *, marks: MarkSource = MarkSource.GPU, gpus_per_lock: int = 1) -> Hardware:
         """Return what to assume of a GPU model on which nothing was measured.
 
         Args:
@@ -177,21 +163,19 @@ class Hardware:
         latency = _fields("switch_latency_s", fields["switch_latency_s"], _QUANTILES, ("clocks",))
         if not isinstance(fields["model"], str):
             raise InvalidHardware("hardware: model must be a text")
-        if fields["marks"] not in list(Marks):
-            raise InvalidHardware(f"hardware: marks must be one of {', '.join(Marks)}, not {_short(fields['marks'])}")
+        marks = next((marks for marks in MarkSource if marks.word == fields["marks"]), None)
+        if marks is None:
+            words = ", ".join(marks.word for marks in BEST_MARKS_FIRST)
+            raise InvalidHardware(f"hardware: marks must be one of {words}, not {_short(fields['marks'])}")
         gpus_per_lock = _whole("gpus_per_lock", fields.get("gpus_per_lock", 1), 1, _MAX_GPUS)
-        given = SwitchLatency(
-            p50_s=_number("switch_latency_s.p50", latency["p50"], 0.0, _MAX_S),
-            p99_s=_number("switch_latency_s.p99", latency["p99"], 0.0, _MAX_S),
-            call_s=_number("call_s", fields["call_s"], 0.0, _MAX_S),
-            shared_lock=gpus_per_lock > 1,
-            source="given",
-        )
+        checked = {key: _number(f"switch_latency_s.{key}", latency[key], 0.0, _MAX_S) for key in _QUANTILES}
+        call_us = us_from_s(_number("call_s", fields["call_s"], 0.0, _MAX_S))
+        given = SwitchLatency(*quantiles_from_json(checked), call_us, gpus_per_lock > 1, "given")
         return cls(
             model=fields["model"],
             latency=given,
             clocks=_clocks(latency.get("clocks", {}), given),
-            marks=Marks(fields["marks"]),
+            marks=marks,
             launch_s=_number("launch_s", fields.get("launch_s", DEFAULT_LAUNCH_S), 0.0, 1.0),
             launch_queue=_whole("launch_queue", fields.get("launch_queue", DEFAULT_LAUNCH_QUEUE), 1, _MAX_KERNELS),
             kernels=_kernels(fields.get("kernels", {})),
@@ -220,11 +204,11 @@ def _fields(name: str, value: Any, required: tuple[str, ...], optional: tuple[st
     return value
 
 
-def _kernels(value: Any) -> Mapping[Kind, int]:
-    given = _fields("kernels", value, (), tuple(kind.label for kind in Kind))
+def _kernels(value: Any) -> Mapping[InstructionKind, int]:
+    given = _fields("kernels", value, (), tuple(kind.label for kind in InstructionKind))
     counts = {
         kind: _whole(f"kernels.{kind.label}", given[kind.label], 1, _MAX_KERNELS)
-        for kind in Kind
+        for kind in InstructionKind
         if kind.label in given
     }
     return MappingProxyType({**DEFAULT_KERNELS, **counts})
@@ -240,8 +224,9 @@ def _clocks(value: Any, alike: SwitchLatency) -> Mapping[int, SwitchLatency]:
         if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
             raise InvalidHardware(f"hardware: {name} must be named by a clock in MHz")
         fields = _fields(name, quantiles, _QUANTILES, ())
-        p50_s, p99_s = (_number(f"{name}.{key}", fields[key], 0.0, _MAX_S) for key in _QUANTILES)
-        found[int(key)] = replace(alike, p50_s=p50_s, p99_s=p99_s)
+        checked = {field: _number(f"{name}.{field}", fields[field], 0.0, _MAX_S) for field in _QUANTILES}
+        p50_us, p99_us = quantiles_from_json(checked)
+        found[int(key)] = replace(alike, p50_us=p50_us, p99_us=p99_us)
     return MappingProxyType(found)
 
 

@@ -9,9 +9,11 @@ import itertools
 
 import numpy as np
 
-from perseus_solver.kinds import Floats, Index, Kind
+from perseus_core.instruction import InstructionKind
+from perseus_core.marks import MarkSource
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.requests import Moment, Requests, Start
 
 
@@ -27,9 +29,9 @@ def highest_clocks(planned: Index, stage_offset: list[int]) -> Start:
 def host_ends(problem: Problem, hardware: Hardware, planned: Index) -> Requests:
     """Return requests for the clock of the next instruction, made when the host marks the end of the one before.
 
-    Hosts that wait for the GPU mark right (`Marks.GPU`), or wait after each transfer only and mark the end when the
-    instruction is launched (`Marks.SYNCHRONISED`, as Megatron's 1F1B does). Others launch until the queue is full
-    (`Marks.RUN_AHEAD`): a launch then waits until the GPU has reached the kernel one queue before it.
+    Hosts that wait for the GPU mark right (`MarkSource.GPU`), or wait after each transfer only and mark the end when
+    the instruction is launched (`MarkSource.SYNCHRONISED`, as Megatron's 1F1B does). Others launch until the queue is
+    full (`MarkSource.HOST`): a launch then waits until the GPU has reached the kernel one queue before it.
 
     Args:
         problem: the problem.
@@ -38,7 +40,7 @@ def host_ends(problem: Problem, hardware: Hardware, planned: Index) -> Requests:
     """
     offset = problem.stage_offset.tolist()
     kinds = np.array([int(options.kind) for options in problem.options])[problem.option_of]
-    kernels = np.array([hardware.kernels[Kind(kind)] for kind in kinds.tolist()], dtype=np.float64)
+    kernels = np.array([hardware.kernels[InstructionKind(kind)] for kind in kinds.tolist()], dtype=np.float64)
     owner, marked = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
     share = np.empty(0)
     for low, high in itertools.pairwise(offset):
@@ -49,7 +51,7 @@ def host_ends(problem: Problem, hardware: Hardware, planned: Index) -> Requests:
     owner, marked, share = owner[order], marked[order], share[order]
     plans = len(planned)
     first = owner.searchsorted(np.arange(problem.instructions))
-    moment = {Marks.GPU: Moment.AT_END, Marks.SYNCHRONISED: Moment.LAUNCHED}.get(hardware.marks, Moment.AHEAD)
+    moment = {MarkSource.GPU: Moment.AT_END, MarkSource.SYNCHRONISED: Moment.LAUNCHED}.get(hardware.marks, Moment.AHEAD)
     return Requests(
         first=np.append((np.arange(plans)[:, None] * len(owner) + first).ravel(), plans * len(owner)),
         after_s=np.tile(kernels[marked] * hardware.launch_s, plans),
@@ -63,8 +65,8 @@ def _waits(rows: Index, kernels: Floats, hardware: Hardware) -> tuple[Index, Flo
     """Return, for the mark of each instruction of a stage, the instruction for which it waits, and the share of that
     which must be done; negative if nothing must.
     """
-    if hardware.marks is not Marks.RUN_AHEAD:
-        return np.roll(rows, -1) if hardware.marks is Marks.GPU else rows, np.full(len(rows), -1.0)
+    if hardware.marks is not MarkSource.HOST:
+        return np.roll(rows, -1) if hardware.marks is MarkSource.GPU else rows, np.full(len(rows), -1.0)
     done = np.cumsum(kernels)
     reached = done - hardware.launch_queue  # kernels that the GPU must have done before the last is launched
     at = done.searchsorted(reached, side="left")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_core.marks import MarkSource
+from perseus_solver.rehearsal.hardware import Hardware
 
 _MATTERS = 0.2
 """Share of an instruction from which a cause is named; below it, a timetable costs less than 0.1 % of time."""
@@ -81,7 +82,7 @@ def explain_losses(
     Returns:
         The causes that matter; empty if none does.
     """
-    latency, ahead = hardware.latency, hardware.marks is Marks.RUN_AHEAD
+    latency, ahead = hardware.latency, hardware.marks is MarkSource.HOST
     if lead_s is None:
         kernels = max(hardware.kernels.values())
         lead_s = hardware.launch_queue / kernels * instruction_s if ahead else 0.0

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perseus_core.marks import MarkSource
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.model.simulator import Choice
 from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Leads
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration, Latencies
-from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.host import highest_clocks, host_ends
 from perseus_solver.rehearsal.requests import Requests, Start
 
@@ -237,13 +238,13 @@ class _Seen(NamedTuple):
 def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _Seen) -> Expected:
     """Return what agents expect of an iteration after those they have seen."""
     offset = executor.problem.stage_offset.astype(np.intp)
-    if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
+    if hardware.marks is MarkSource.HOST:  # each stage keeps its highest clock
         planned = planned.copy()
         for low, high in itertools.pairwise(offset.tolist()):
             own = planned[:, low:high]
             own[:] = np.where(own >= 0, own.max(axis=1, keepdims=True), own)
     # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
-    error = 0.0 if hardware.marks is Marks.EVENTS else hardware.noise
+    error = 0.0 if hardware.marks is MarkSource.EVENTS else hardware.noise
     mhz = executor.tables.mhz.tolist()
     ahead_s = np.array([hardware.asked_ahead_s(clock) for clock in mhz])
     deviation_s = np.array([hardware.deviation_s(clock) for clock in mhz]) + error * ahead_s
@@ -313,7 +314,7 @@ class _Run:
             if course is None:
                 course = Course.begin(self._start(), samples, one_by_one=hardware.gpus_per_lock > 1)
             draws = self._draws(requests.of_instruction, samples, random)
-            scatter = hardware.marks is Marks.EVENTS
+            scatter = hardware.marks is MarkSource.EVENTS
             iteration = self._executor.iterate(self._planned, requests, course, draws, scatter=scatter)
             self._expected = replace(
                 self._expected,
@@ -327,7 +328,7 @@ class _Run:
     def _requests(self) -> Requests:
         if self._rule is Rule.HOST_ENDS:
             return host_ends(self._executor.problem, self._hardware, self._planned)
-        return self._expected.timetable(corrected=self._hardware.marks is not Marks.EVENTS)
+        return self._expected.timetable(corrected=self._hardware.marks is not MarkSource.EVENTS)
 
     def _start(self) -> Start:
         if self._rule is Rule.HOST_ENDS:

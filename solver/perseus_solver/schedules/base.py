@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Ints, Kind
+from perseus_solver.kinds import Ints
 
 ABSENT = -1
 """In `Schedule.position`: the stage has no such chunk."""
@@ -89,7 +90,7 @@ class Schedule:
             ``(instruction, microbatch, chunk)`` of each.
         """
         own = self.span(stage)
-        labels = [Kind(k).label for k in self.kind[own].tolist()]
+        labels = [InstructionKind(k).label for k in self.kind[own].tolist()]
         return list(zip(labels, self.microbatch[own].tolist(), self.chunk[own].tolist(), strict=True))
 
     def columns(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -108,7 +109,8 @@ class Schedule:
         """Return an instruction in words, for messages, such as ``forward 3 on stage 1``."""
         stage = int(np.searchsorted(self.stage_offset, instruction, side="right")) - 1
         chunk = f" of chunk {int(self.chunk[instruction])}" if self.chunks > 1 else ""
-        return f"{Kind(int(self.kind[instruction])).label} {int(self.microbatch[instruction])}{chunk} on stage {stage}"
+        kind = InstructionKind(int(self.kind[instruction])).label
+        return f"{kind} {int(self.microbatch[instruction])}{chunk} on stage {stage}"
 
     def edges(self) -> tuple[Ints, Ints]:
         """Return the precedence between instructions.
@@ -141,14 +143,14 @@ class Schedule:
 
     def _data_flow(self) -> tuple[Ints, Ints]:
         """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
-        if self.kind[0] == Kind.STEP:  # the whole iteration, which passes nothing on
+        if self.kind[0] == InstructionKind.STEP:  # the whole iteration, which passes nothing on
             return np.empty(0, np.int32), np.empty(0, np.int32)
         position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
         place = self.microbatch.astype(np.int64) * positions + position
-        flows = (position != ABSENT) & (self.kind != Kind.CONSTANT)
+        flows = (position != ABSENT) & (self.kind != InstructionKind.CONSTANT)
 
-        def at(*kinds: Kind) -> Ints:
+        def at(*kinds: InstructionKind) -> Ints:
             """The instruction of one of these kinds at each place; `ABSENT` where there is none."""
             which = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
             table = np.full(self.microbatches * positions, ABSENT, dtype=np.int32)
@@ -158,11 +160,11 @@ class Schedule:
                 raise InvalidSchedule(f"{self.name}: {self.describe(int(which[twice[0]]))} runs more than once")
             return table
 
-        forward = at(Kind.FORWARD)
-        gradient = at(Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        weight = at(Kind.WEIGHT_GRADIENT)
+        forward = at(InstructionKind.FORWARD)
+        gradient = at(InstructionKind.BACKWARD, InstructionKind.INPUT_GRADIENT)
+        weight = at(InstructionKind.WEIGHT_GRADIENT)
         split = gradient != ABSENT
-        split[split] = self.kind[gradient[split]] == Kind.INPUT_GRADIENT
+        split[split] = self.kind[gradient[split]] == InstructionKind.INPUT_GRADIENT
         for missing, what in (
             (forward == ABSENT, "forward"),
             (gradient == ABSENT, "backward or input_gradient"),
@@ -218,7 +220,7 @@ def assemble(
     )
 
 
-def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.integer] | int = 0) -> Ints:
+def rows(kind: InstructionKind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.integer] | int = 0) -> Ints:
     """Return instructions of one kind as rows for `assemble`.
 
     Args:
@@ -236,7 +238,7 @@ def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.
     return out
 
 
-def run(kind: Kind, first: int, last: int, chunk: int = 0) -> Ints:
+def run(kind: InstructionKind, first: int, last: int, chunk: int = 0) -> Ints:
     """Return one kind of instruction on microbatches first … last − 1, as rows for `assemble`."""
     return rows(kind, np.arange(first, last), chunk)
 
@@ -265,8 +267,8 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
         own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
         rows_of_stage = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
         if stage in stages:
-            at = np.flatnonzero((rows_of_stage[:, 0] == Kind.FORWARD) & (rows_of_stage[:, 2] == 0))
-            rows_of_stage = np.insert(rows_of_stage, at, rows(Kind.CONSTANT, rows_of_stage[at, 1]), axis=0)
+            at = np.flatnonzero((rows_of_stage[:, 0] == InstructionKind.FORWARD) & (rows_of_stage[:, 2] == 0))
+            rows_of_stage = np.insert(rows_of_stage, at, rows(InstructionKind.CONSTANT, rows_of_stage[at, 1]), axis=0)
         per_stage.append(rows_of_stage)
     return assemble(
         schedule.name,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Ints, Kind
+from perseus_solver.kinds import Ints
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, rows, run, weave
 
 RECOMPUTATION = 1
@@ -22,12 +23,14 @@ def steps(stages: int, microbatches: int) -> Schedule:
     """
     if (stages, microbatches) != (1, 1):
         raise InvalidSchedule(f"Steps has 1 stage and 1 microbatch, not {stages} and {microbatches}: a step is whole")
-    return assemble("Steps", [run(Kind.STEP, 0, 1)], microbatches=1, position=np.array([[0]]))
+    return assemble("Steps", [run(InstructionKind.STEP, 0, 1)], microbatches=1, position=np.array([[0]]))
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
     """Return GPipe: all forwards, then all backwards (Huang et al., 2019)."""
-    rows_of_stage = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
+    rows_of_stage = np.concatenate(
+        [run(InstructionKind.FORWARD, 0, microbatches), run(InstructionKind.BACKWARD, 0, microbatches)]
+    )
     return assemble("GPipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
@@ -36,7 +39,10 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     per_stage = []
     for stage in range(stages):
         warm = min(microbatches, stages - stage)
-        forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
+        forward, backward = (
+            run(InstructionKind.FORWARD, 0, microbatches),
+            run(InstructionKind.BACKWARD, 0, microbatches),
+        )
         per_stage.append(alternate(forward, backward, warm))
     return assemble("1F1B", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
@@ -51,12 +57,15 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
     """
     per_stage = []
     for stage in range(stages):
-        forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
+        forward, backward = (
+            run(InstructionKind.FORWARD, 0, microbatches),
+            run(InstructionKind.BACKWARD, 0, microbatches),
+        )
         if stage == stages - 1:
             per_stage.append(alternate(forward, backward, 1))
             continue
         warm = min(microbatches, stages - stage)
-        again = run(Kind.FORWARD, 0, microbatches, chunk=RECOMPUTATION)
+        again = run(InstructionKind.FORWARD, 0, microbatches, chunk=RECOMPUTATION)
         steady = microbatches - warm
         per_stage.append(
             np.concatenate(
@@ -87,8 +96,8 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     k = np.arange(microbatches * chunks)
     microbatch = k // (length * chunks) * length + k % length
     chunk = k // length % chunks
-    forward = rows(Kind.FORWARD, microbatch, chunk)
-    backward = rows(Kind.BACKWARD, microbatch, chunks - 1 - chunk)
+    forward = rows(InstructionKind.FORWARD, microbatch, chunk)
+    backward = rows(InstructionKind.BACKWARD, microbatch, chunks - 1 - chunk)
     per_stage = []
     for stage in range(stages):
         warm = min((chunks - 1) * length + 2 * (stages - 1 - stage) + 1, k.size)

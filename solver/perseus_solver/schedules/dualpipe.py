@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Ints, Kind
+from perseus_solver.kinds import Ints
 from perseus_solver.schedules.base import Schedule, assemble
 
 # Steps of the pattern. Direction 0 entered at the nearer end of the pipeline, direction 1 at the farther.
@@ -67,12 +68,14 @@ def _instructions(steps: Ints, half: int, far: int) -> Ints:
         chunk = direction ^ far
         forward = np.flatnonzero(steps == _F0 + direction)
         backward = np.flatnonzero((steps == _B0 + direction) | (steps == _I0 + direction))
-        out[forward, 0] = Kind.FORWARD
-        out[backward, 0] = np.where(steps[backward] == _B0 + direction, Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        out[forward, 0] = InstructionKind.FORWARD
+        out[backward, 0] = np.where(
+            steps[backward] == _B0 + direction, InstructionKind.BACKWARD, InstructionKind.INPUT_GRADIENT
+        )
         for which in (forward, backward):
             out[which, 1] = chunk * half + np.arange(half)
             out[which, 2] = chunk
     weights = np.flatnonzero(steps == _W)
     out[weights] = out[(steps == _I0) | (steps == _I1)]
-    out[weights, 0] = Kind.WEIGHT_GRADIENT
+    out[weights, 0] = InstructionKind.WEIGHT_GRADIENT
     return out

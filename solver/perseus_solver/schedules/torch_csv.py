@@ -15,12 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule, quoted
-from perseus_solver.kinds import Ints, Kind
+from perseus_solver.kinds import Ints
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, name_cycle
 from perseus_solver.topology import STUCK, levels
 
-_KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUT_GRADIENT, "W": Kind.WEIGHT_GRADIENT}
+_KINDS = {
+    "F": InstructionKind.FORWARD,
+    "B": InstructionKind.BACKWARD,
+    "I": InstructionKind.INPUT_GRADIENT,
+    "W": InstructionKind.WEIGHT_GRADIENT,
+}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _ACTION = re.compile(r"(?P<place>\d{1,4})(?P<action>[A-Z_]+?)(?P<microbatch>\d{1,7})?", re.ASCII)
 _COMMUNICATION = {"SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"}
@@ -75,7 +81,7 @@ def write_schedule(schedule: Schedule) -> str:
     for stage in range(schedule.stages):
         cells = []
         for i in range(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1])):
-            kind, place = Kind(int(schedule.kind[i])), int(schedule.position[stage, schedule.chunk[i]])
+            kind, place = InstructionKind(int(schedule.kind[i])), int(schedule.position[stage, schedule.chunk[i]])
             if kind not in _LETTERS or place == ABSENT or schedule.bidirectional:
                 raise InvalidSchedule(f"torch's CSV has no cell for {schedule.describe(i)} of {schedule.name}")
             cells.append(f"{place}{_LETTERS[kind]}{int(schedule.microbatch[i])}")

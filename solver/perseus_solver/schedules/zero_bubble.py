@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perseus_solver.kinds import Ints, Kind
+from perseus_core.instruction import InstructionKind
+from perseus_solver.kinds import Ints
 from perseus_solver.schedules.base import Schedule, assemble, run, weave
 
 
@@ -22,7 +23,8 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
         warm = min(microbatches, stages - stage)
         lag = min(stage, microbatches)
         forward, inputs, weights = (
-            run(kind, 0, microbatches) for kind in (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+            run(kind, 0, microbatches)
+            for kind in (InstructionKind.FORWARD, InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT)
         )
         # Steady step k: input gradient k, weight gradient k − lag, forward k + warm, as far as they exist.
         step = np.arange(microbatches)
@@ -50,7 +52,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 
 def _v_stage(stages: int, stage: int, microbatches: int) -> Ints:
     """Return the instructions of one stage of ZB-V."""
-    kinds = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+    kinds = (InstructionKind.FORWARD, InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT)
     (f0, i0, w0), (f1, i1, w1) = ([run(kind, 0, microbatches, chunk) for kind in kinds] for chunk in (0, 1))
     ahead = 2 * (stages - stage) - 1  # forwards down the first leg before the first one comes back
     after = stages - stage

@@ -15,9 +15,9 @@ from perseus_agent.node.budgets import (
     REFUSALS_PER_S,
     WAITING,
     Budgets,
+    ConnectionUse,
     OverBudget,
     Refusals,
-    Share,
 )
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.hello import MAX_BODY_BYTES
@@ -27,27 +27,27 @@ class Agent:
     def __init__(self, leased: set[str] | None = None) -> None:
         self.leased = leased or set()
         self.now_s = 0.0
-        self.ended: list[Share] = []
+        self.ended: list[ConnectionUse] = []
         self.budgets = Budgets(lambda pod: pod in self.leased, lambda: self.now_s)
-        self.live: list[Share] = []
+        self.live: list[ConnectionUse] = []
 
-    def connect(self, pod: str, size: int = 16_384) -> Share | None:
+    def connect(self, pod: str, size: int = 16_384) -> ConnectionUse | None:
         try:
-            share = self.budgets.begin(pod, lambda: None)
+            use = self.budgets.begin(pod, lambda: None)
         except OverBudget:
             return None
         try:
-            for gone in self.budgets.reserve(share, size):
+            for gone in self.budgets.reserve(use, size):
                 self.live.remove(gone)
         except OverBudget:
-            self.budgets.end(share)
+            self.budgets.end(use)
             return None
-        self.budgets.welcomed(share)
-        self.live.append(share)
-        return share
+        self.budgets.welcomed(use)
+        self.live.append(use)
+        return use
 
-    def held(self, leased: bool) -> list[Share]:
-        return [share for share in self.live if (share.pod_uid in self.leased) is leased]
+    def held(self, leased: bool) -> list[ConnectionUse]:
+        return [use for use in self.live if (use.pod_uid in self.leased) is leased]
 
 
 connections = st.lists(
@@ -64,11 +64,11 @@ def test_the_bounds_hold_whatever_is_sent(sent: list[tuple[str, int, float]]) ->
         for leased, budget in ((True, LEASED), (False, WAITING)):
             held = agent.held(leased)
             assert len(held) <= budget.sessions
-            assert sum(share.bytes for share in held) <= budget.total_bytes
-            for uid in {share.pod_uid for share in held}:
-                own = [share for share in held if share.pod_uid == uid]
+            assert sum(use.bytes for use in held) <= budget.total_bytes
+            for uid in {use.pod_uid for use in held}:
+                own = [use for use in held if use.pod_uid == uid]
                 assert len(own) <= budget.sessions_of_pod
-                assert sum(share.bytes for share in own) <= budget.pod_bytes
+                assert sum(use.bytes for use in own) <= budget.pod_bytes
 
 
 @given(connections)
@@ -99,18 +99,18 @@ def test_the_pod_that_holds_most_makes_room_for_a_newcomer() -> None:
         for _ in range(4):
             assert agent.connect(pod, 128 << 10)
     assert agent.connect("early", 24 << 10) is not None
-    assert len([share for share in agent.live if share.pod_uid == "early"]) == 1
+    assert len([use for use in agent.live if use.pod_uid == "early"]) == 1
 
 
 def test_a_pod_decodes_a_bounded_number_of_bytes_a_second() -> None:
     agent, decoded, seconds = Agent(), 0, 60
     for _ in range(10 * seconds):
         agent.now_s += 0.1
-        share = agent.connect("evil", MAX_BODY_BYTES)
-        if share is not None:
-            decoded += share.bytes
-            agent.live.remove(share)
-            agent.budgets.end(share)
+        use = agent.connect("evil", MAX_BODY_BYTES)
+        if use is not None:
+            decoded += use.bytes
+            agent.live.remove(use)
+            agent.budgets.end(use)
     assert decoded <= WAITING.pod_bytes + seconds * WAITING.pod_bytes_per_s
 
 

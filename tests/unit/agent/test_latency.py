@@ -17,7 +17,7 @@ from perseus_core.units import s_from_us
 from perseus_proto.planset import StageSchedule
 from perseus_solver.rehearsal import Hardware
 
-PUBLISHED = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed")
+PUBLISHED = SwitchLatency.of_seconds(0.030, 0.100, 0.0045, True, "assumed")
 CALL_US = 1_000
 
 
@@ -115,7 +115,9 @@ def test_a_gpu_whose_first_waits_were_long_is_not_held_by_them() -> None:
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_the_agent_asks_as_early_as_the_rehearsal_expects_of_it(gpus: int) -> None:
     """Turns of a lock come one call after another, in any order; a difference is what plans are late by."""
-    latency = SwitchLatency(p50_s=0.0054, p99_s=0.014, call_s=s_from_us(CALL_US), shared_lock=True, source="published")
+    latency = SwitchLatency.of_seconds(
+        p50_s=0.0054, p99_s=0.014, call_s=s_from_us(CALL_US), shared_lock=True, source="published"
+    )
     random, meter, now_us = Random(1), LatencyMeter(latency, 0), 0
     for _ in range(KEPT):
         began_us = now_us
@@ -153,7 +155,7 @@ def test_a_clock_that_is_slow_to_come_is_asked_for_earlier() -> None:
 
 def test_what_was_sent_with_a_plan_holds_until_it_is_measured() -> None:
     clock = Clock()
-    sent = {mhz: SwitchLatency(0.050, 0.060, 0.0, False, "sent with the plan") for mhz in (900, 1200)}
+    sent = {mhz: SwitchLatency.of_seconds(0.050, 0.060, 0.0, False, "sent with the plan") for mhz in (900, 1200)}
     plan = StagePlan("plan", 0, StageSchedule(0, (1, 2), (0, 0), (0, 0)), (900, 1200), b"\x01\x01", sent)
     clock.meter.follow(plan)
     clock.meter.every = True

@@ -16,10 +16,11 @@ from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.errors import DeviceBusy, InvalidRequest, KubeletUnavailable
 from perseus_agent.keeper.ledger import UNWATCHED_S, Ledger
-from perseus_agent.node.leases import LeaseClock, LeasedGpu, LeaseRequest, PodName
+from perseus_agent.node.leases import LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.gpu_names import Undrivable
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_core.leases import LeasedGpu, RestingClock
 
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 
@@ -62,7 +63,7 @@ class Bench:
         keep_s: float = 0,
     ) -> None:
         names = [PodName(pod, "ns", pod) for pod in pods or ("pod-0", "pod-1")]
-        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, LeaseClock(clock_mhz, keep_s)))
+        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, RestingClock(clock_mhz, keep_s)))
 
     def wait_locked(self, *clocks: int | None) -> None:
         wait_for(lambda: self.locked == list(clocks), f"clocks {clocks}")
@@ -90,7 +91,7 @@ def test_gpus_of_pods_without_a_process_run_at_the_clock_until_the_lease_is_rele
     bench.wait_locked(900, 900, 900, None)
     assert bench.journal.locked == {gpu_uuid(number) for number in range(3)}
     wait_for(lambda: [gpu.applied_mhz for gpu in bench.reported] == [900] * 3, "the clocks are reported")
-    assert {(gpu.pod_uid, gpu.message) for gpu in bench.reported} == {("pod-0", ""), ("pod-1", "")}
+    assert {(gpu.pod_uid, gpu.fault) for gpu in bench.reported} == {("pod-0", ""), ("pod-1", "")}
     assert bench.node.release("job", 1) == sorted(gpu_uuid(number) for number in range(3))
     assert bench.locked == [None] * 4
 
@@ -127,17 +128,17 @@ def test_the_kubelets_latest_answer_counts(bench: Bench) -> None:
     bench.wait_locked(None, None, 900, 900)
     bench.given["pod-0"] = Allocation((), {gpu_uuid(3): Undrivable.SHARED})
     bench.wait_locked(None, None, 900, None)
-    assert bench.reported[0] == LeasedGpu("pod-0", gpu_uuid(3), 0, Undrivable.SHARED.value)
+    assert bench.reported[0] == LeasedGpu(gpu_uuid(3), "pod-0", 0, Undrivable.SHARED.value)
     bench.given["pod-0"] = None
-    wait_for(lambda: bench.reported[0].message == "the kubelet does not know this pod", "it is said")
+    wait_for(lambda: bench.reported[0].fault == "the kubelet does not know this pod", "it is said")
     bench.given["pod-0"] = Allocation((), {})  # a launcher
-    wait_for(lambda: bench.reported[0] == LeasedGpu("pod-0", "", 0, ""), "it is said")
+    wait_for(lambda: bench.reported[0] == LeasedGpu("", "pod-0", 0, ""), "it is said")
 
 
 def test_the_latest_lease_says_what_is_published_of_its_gpus(bench: Bench) -> None:
     pods = [PodName("pod-1", "ns", "pod-1")]
     for named in ([("node-1/gpu-0", gpu_uuid(2))], []):
-        bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, pods, LeaseClock(900), named))
+        bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, pods, RestingClock(900), named))
         wait_for(lambda named=named: bench.published == dict(named), "the kubelet is asked with it")  # type: ignore[misc]
     bench.wait_locked(None, None, 900, None)
 
@@ -147,10 +148,10 @@ def test_a_kubelet_that_does_not_answer_changes_nothing_and_is_asked_again(bench
     bench.wait_locked(None, None, 900, None)
     bench.silent = True
     bench.lease(900)
-    wait_for(lambda: bool(bench.reported[0].message), "what is not known is said")
+    wait_for(lambda: bool(bench.reported[0].fault), "what is not known is said")
     assert bench.reported == [
-        LeasedGpu("pod-0", "", 0, "it is being upgraded"),
-        LeasedGpu("pod-1", gpu_uuid(2), 900, ""),
+        LeasedGpu("", "pod-0", 0, "it is being upgraded"),
+        LeasedGpu(gpu_uuid(2), "pod-1", 900, ""),
     ]
     assert bench.locked == [None, None, 900, None]
     bench.silent = False
@@ -179,7 +180,7 @@ def test_a_gpu_that_may_not_be_set_is_named_with_the_reason(bench: Bench) -> Non
     bench.gpus[0].state = Controllability.NO_PERMISSION, "the driver refuses"
     bench.lease()
     bench.wait_locked(None, 900, 900, None)
-    wait_for(lambda: bench.reported[0].message == "the driver refuses", "it is said")
+    wait_for(lambda: bench.reported[0].fault == "the driver refuses", "it is said")
     bench.gpus[0].state = Controllability.YES, ""
     bench.wait_locked(900, 900, 900, None)
 
@@ -221,6 +222,6 @@ def test_gpus_at_rest_go_back_to_default_clocks_too_when_no_keeper_watches(bench
     bench.wait_locked(900, 900, 900, None)
     bench.ledger.watched_for(-UNWATCHED_S - 1)
     bench.wait_locked(None, None, None, None)
-    wait_for(lambda: all("no clock keeper" in gpu.message for gpu in bench.reported), "the lease says why")
+    wait_for(lambda: all("no clock keeper" in gpu.fault for gpu in bench.reported), "the lease says why")
     bench.ledger.watched_for(3600)
     bench.wait_locked(900, 900, 900, None)

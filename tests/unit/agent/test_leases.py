@@ -9,16 +9,8 @@ import pytest
 from perseus_agent.clocks import journal
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import InvalidRequest, JournalError, NoLease, PodTaken, StaleEpoch, TooMuch
-from perseus_agent.node.leases import (
-    MAX_JOBS,
-    MAX_PODS,
-    NO_CLOCK,
-    JobLease,
-    LeaseClock,
-    LeaseRequest,
-    LeaseTable,
-    PodName,
-)
+from perseus_agent.node.leases import MAX_JOBS, MAX_PODS, JobLease, LeaseRequest, LeaseTable, PodName
+from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 
 POD = PodName("uid-1", "training", "pod-1")
 
@@ -35,7 +27,7 @@ class Table:
         epoch: int = 1,
         ttl_s: float = 10.0,
         pods: tuple[PodName, ...] = (POD,),
-        clock: LeaseClock = NO_CLOCK,
+        clock: RestingClock = NO_RESTING_CLOCK,
         named_gpus: tuple[tuple[str, str], ...] = (),
     ) -> list[JobLease]:
         """Return the leases that it ends."""
@@ -183,7 +175,7 @@ def test_an_epoch_that_cannot_be_made_to_last_is_not_accepted(table: Table, monk
     assert list(table.leases.all()) == []
 
 
-KEPT = LeaseClock(900, keep_s=100.0)
+KEPT = RestingClock(900, keep_s=100.0)
 
 
 def test_a_clock_that_stays_outlives_its_lease_but_commands_nothing(table: Table) -> None:
@@ -226,16 +218,16 @@ def test_a_lapsed_lease_keeps_no_pod_from_another_job(table: Table) -> None:
 
 
 def test_who_does_not_know_the_clock_yet_leaves_it(table: Table) -> None:
-    table.acquire(clock=LeaseClock(0, keep_s=5.0))
-    assert table.leases.held("job", 1).clock == NO_CLOCK
+    table.acquire(clock=RestingClock(0, keep_s=5.0))
+    assert table.leases.held("job", 1).clock == NO_RESTING_CLOCK
     table.acquire(clock=KEPT)
-    table.acquire(epoch=2, clock=LeaseClock(0, keep_s=5.0))
-    assert table.leases.held("job", 2).clock == LeaseClock(900, keep_s=5.0)
+    table.acquire(epoch=2, clock=RestingClock(0, keep_s=5.0))
+    assert table.leases.held("job", 2).clock == RestingClock(900, keep_s=5.0)
     table.acquire(epoch=2)
-    assert table.leases.held("job", 2).clock == NO_CLOCK
+    assert table.leases.held("job", 2).clock == NO_RESTING_CLOCK
 
 
 def test_a_clock_may_not_stay_for_weeks(table: Table) -> None:
     with pytest.raises(InvalidRequest, match="keep_clock_ms: must be at most 604800000"):
-        table.acquire(clock=LeaseClock(900, keep_s=1e9))
+        table.acquire(clock=RestingClock(900, keep_s=1e9))
     assert not list(table.leases.all())

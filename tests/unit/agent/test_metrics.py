@@ -18,10 +18,11 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability, EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_agent.node.leases import LeaseClock, LeaseRequest, PodName
+from perseus_agent.node.leases import LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.servers.metrics import GPU_SERIES, SERIES, NodeCollector
+from perseus_core.leases import RestingClock
 
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -42,7 +43,7 @@ class Bench:
 
     def lease(self, job: str = "a", uid: str = "u", ttl_s: float = 60.0) -> None:
         pod = PodName(f"pod-{uid}", "ns", f"pod-{uid}")
-        self.node.acquire(LeaseRequest(uid, f"ns/{job}", 1, ttl_s, [pod], LeaseClock(900)))
+        self.node.acquire(LeaseRequest(uid, f"ns/{job}", 1, ttl_s, [pod], RestingClock(900)))
 
     def series(self, *, per_gpu: bool = False) -> Found:
         collector = NodeCollector(self.node, self.hub, "n", per_gpu=per_gpu)

@@ -18,11 +18,12 @@ from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, NoLease, PeerRefused, StaleEpoch, TooMuch
-from perseus_agent.node.leases import MAX_FURTHEST, LeaseClock, LeaseRequest, PodName
+from perseus_agent.node.leases import MAX_FURTHEST, LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_core.leases import RestingClock
 from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.hello import Hello, Reason, Timing, make_schedule
 from perseus_proto.planset import decode_plan_set
@@ -72,7 +73,7 @@ class Bench:
         keep_s: float = 0.0,
     ) -> None:
         names = [PodName(pod, "ns", pod) for pod in pods]
-        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, LeaseClock(clock_mhz, keep_s)))
+        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, RestingClock(clock_mhz, keep_s)))
 
     def plan(self, point: int = 0, from_iteration: int = 0) -> None:
         self.node.push("job", 1, PLANS)

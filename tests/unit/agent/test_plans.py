@@ -162,7 +162,7 @@ def test_no_plan_can_be_selected_for_some_iterations(plans: JobPlans) -> None:
 
 
 def latency(p50_s: float) -> SwitchLatency:
-    return SwitchLatency(p50_s, 2 * p50_s, 0.0, False, "sent with the plan")
+    return SwitchLatency.of_seconds(p50_s, 2 * p50_s, 0.0, False, "sent with the plan")
 
 
 def changes_followed(plans: JobPlans, *iterations: int) -> list[dict[int, SwitchLatency]]:

@@ -323,7 +323,7 @@ def test_however_long_ago_the_last_record_is_few_iterations_are_counted(period_u
 
 
 def test_the_lead_of_a_latency_is_its_median_and_the_deviation_to_its_tail() -> None:
-    lead = Lead.of(SwitchLatency(0.03, 0.1, 0.004, True, "assumed"))
+    lead = Lead.of(SwitchLatency.of_seconds(0.03, 0.1, 0.004, True, "assumed"))
     assert lead.median_us == 30_000
     assert 0 < lead.deviation_us < 70_000
     assert lead.worth_us == 8_000

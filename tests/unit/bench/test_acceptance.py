@@ -21,7 +21,7 @@ from perseus_bench import kit
 from perseus_bench.bench import Bench
 from perseus_bench.kit import accept
 from perseus_bench.markdown import render
-from perseus_bench.report import Report, hardware_json, report_json
+from perseus_bench.report import AcceptanceReport, hardware_json, report_json
 from perseus_bench.restoration import RestorationFailed
 from perseus_bench.workload import WorkItem
 from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency
@@ -32,7 +32,7 @@ from perseus_solver.rehearsal.hardware import Hardware
 
 def exact(model: GpuModel, latency_s: float, call_s: float) -> GpuModel:
     """A model whose changes all take the same time."""
-    latency = SwitchLatency(latency_s, latency_s, call_s, False, "test")
+    latency = SwitchLatency.of_seconds(latency_s, latency_s, call_s, False, "test")
     driver = replace(
         model.driver, latency=latency, call_p99_s=call_s, target_share=0.0, outlier_probability=0.0, reader_period_s=0.0
     )
@@ -82,7 +82,7 @@ class Run:
         self.time.pass_by(seconds)
         return self.pauses == self.interrupted_at
 
-    def accept(self, minutes: float = 1.0, **given: Any) -> Report:
+    def accept(self, minutes: float = 1.0, **given: Any) -> AcceptanceReport:
         return accept(
             Bench(self.gpu, self.gpu, self.pause),
             self.journal,
@@ -284,11 +284,11 @@ def test_without_a_workload_speed_and_pipeline_are_not_made_up(tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> AcceptanceReport:
     return Run(tmp_path_factory.mktemp("run"), MODELS["h200"]).accept(0.5)
 
 
-def test_the_report_names_nobody_unless_asked_to(report: Report) -> None:
+def test_the_report_names_nobody_unless_asked_to(report: AcceptanceReport) -> None:
     named = replace(report, gpu_uuid="GPU-secret", node_name="node-secret")
     for text in (json.dumps(report_json(report)), render(report)):
         assert "GPU-" not in text
@@ -297,7 +297,7 @@ def test_the_report_names_nobody_unless_asked_to(report: Report) -> None:
         assert "node-secret" in text
 
 
-def test_the_report_says_everything_it_has(report: Report) -> None:
+def test_the_report_says_everything_it_has(report: AcceptanceReport) -> None:
     text = render(report)
     assert report.scan is not None
     assert report.switches is not None
@@ -309,7 +309,7 @@ def test_the_report_says_everything_it_has(report: Report) -> None:
     assert json.loads(json.dumps(report_json(report)))["gpu_model"] == report.gpu_model
 
 
-def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: Report) -> None:
+def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: AcceptanceReport) -> None:
     hardware, latency = hardware_json(report), report.latency()
     assert hardware is not None
     assert latency is not None

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from perseus_client import marks as choice
 from perseus_client.marks import Marks, PyMarks, make_marks
 from perseus_core.instruction import Instruction, InstructionKind
-from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter, MarkSource, memory_bytes
+from perseus_core.marks import MarkSource
+from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter, memory_bytes
 
 KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 SCHEDULE = tuple(

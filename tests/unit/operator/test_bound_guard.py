@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import frontier_of, spec_of
 
+from perseus_core.grain import Grain
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.families.training.features.bound.cause import Cause, why_slow
+from perseus_operator.families.training.features.bound.cause import ExcessCause, why_slow
 from perseus_operator.families.training.features.bound.guard import (
     CONFIRM,
     Bound,
@@ -23,16 +25,15 @@ from perseus_operator.families.training.features.bound.guard import (
     next_coarser,
     scatter_of,
 )
-from perseus_operator.families.training.features.hardware.hardware import Basis, Hardware
+from perseus_operator.families.training.features.hardware.hardware import Hardware, LatencyBasis
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.restore import restore_from_status
 from perseus_operator.jobs import document
 from perseus_operator.jobs.events import condition_events
 from perseus_operator.nodes.actions import Release
-from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import KEPT, JobIteration, Measured
-from perseus_operator.solving.view import Grain
 
 FASTEST_US = 1_000_000
 
@@ -359,21 +360,25 @@ HELD = replace(GOOD, marks=MarkSource.HOST, control=ClockControl.HELD, lead_us=4
 @pytest.mark.parametrize(
     ("evidence", "cause", "says"),
     [
-        (LATE, Cause.SLOW_CLOCK_CHANGES, "clock changes take 60 ms"),
-        (replace(LATE, marks=MarkSource.EVENTS, lead_us=75_000), Cause.EARLY_MARKS, "marks lead the GPU by 75 ms"),
-        (replace(LATE, limited_mhz=1335), Cause.SLOW_CLOCK_CHANGES, "6 % of the computing time"),
-        (replace(GOOD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
-        (replace(HELD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
-        (HELD, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
-        (None, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
-        (GOOD, Cause.UNKNOWN, "something else slows the iterations"),
+        (LATE, ExcessCause.SLOW_CLOCK_CHANGES, "clock changes take 60 ms"),
+        (
+            replace(LATE, marks=MarkSource.EVENTS, lead_us=75_000),
+            ExcessCause.EARLY_MARKS,
+            "marks lead the GPU by 75 ms",
+        ),
+        (replace(LATE, limited_mhz=1335), ExcessCause.SLOW_CLOCK_CHANGES, "6 % of the computing time"),
+        (replace(GOOD, limited_mhz=1335), ExcessCause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
+        (replace(HELD, limited_mhz=1335), ExcessCause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
+        (HELD, ExcessCause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
+        (None, ExcessCause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
+        (GOOD, ExcessCause.UNKNOWN, "something else slows the iterations"),
     ],
 )
 def test_the_cause_is_in_the_evidence_of_the_iterations(
-    make_job: Any, evidence: Evidence | None, cause: Cause, says: str
+    make_job: Any, evidence: Evidence | None, cause: ExcessCause, says: str
 ) -> None:
     job = settled(make_job)
-    job.state.hardware.adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=Basis.MEASURED))
+    job.state.hardware.adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=LatencyBasis.MEASURED))
     job.state.solve.frontier = replace(job.state.frontier, hardware="{}")
     for iteration in range(1, 1 + CONFIRM):
         job.train(iteration, (1.06, 1.06), evidence=evidence)
@@ -394,12 +399,12 @@ def test_an_assumed_latency_is_not_said_to_be_measured() -> None:
     slow = [iteration_with(LATE)]
     assumed = why_slow(slow, Hardware("H100", 30_000, 100_000, 4_500))
     assert "are assumed to take 30 ms" in assumed.evidence
-    assert why_slow(slow, None).cause is Cause.UNKNOWN
+    assert why_slow(slow, None).cause is ExcessCause.UNKNOWN
 
 
 def test_one_hot_iteration_is_no_power_limit() -> None:
     slow = [iteration_with(replace(GOOD, limited_mhz=mhz)) for mhz in (None, None, None, 1200, 1200)]
-    assert why_slow(slow, None).cause is not Cause.POWER_LIMIT
+    assert why_slow(slow, None).cause is not ExcessCause.POWER_LIMIT
 
 
 def iteration_with(evidence: Evidence | None) -> JobIteration:

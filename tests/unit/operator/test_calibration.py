@@ -29,7 +29,7 @@ from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.values import ConfigMap, JobRef
 from perseus_operator.solving import calibration, frontier
 from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.request import SolveRequest, profile_of
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
 from perseus_solver.significance import NO_SLOWDOWN
@@ -75,8 +75,8 @@ class Truth:
         return JobIteration(number, spans, time_us, None, {0: point, 1: point}, mixed=False, stages_us={1: stages})
 
 
-def record_of(plain: frontier.SolvedFrontier, iterations: int = 40) -> calibration.IterationRecord:
-    truth, record = Truth(plain), calibration.IterationRecord(plain.schedule)
+def record_of(plain: frontier.SolvedFrontier, iterations: int = 40) -> calibration.RecentIterations:
+    truth, record = Truth(plain), calibration.RecentIterations(plain.schedule)
     for k in range(iterations):
         assert record.add(truth.iteration(k, point=(k // 10) % 2), plain.planned_times)
     return record
@@ -122,7 +122,7 @@ def test_before_calibration_half_of_no_slowdown_is_left_for_messages(
 
 
 def test_iterations_that_do_not_fit_are_left_out(plain: frontier.SolvedFrontier) -> None:
-    record, whole = calibration.IterationRecord(plain.schedule), Truth(plain).iteration(1, 0)
+    record, whole = calibration.RecentIterations(plain.schedule), Truth(plain).iteration(1, 0)
     stages = whole.stages_us[1]
     for broken in ({}, {0: stages}, {1: stages[:1]}, {1: (stages[0][:-1], stages[1])}, {1: ([0] * 8, [0] * 8)}):
         assert not record.add(replace(whole, stages_us=broken), plain.planned_times)
@@ -250,14 +250,14 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
 
     following = Training(PerseusJob(JobRef("ns", "next", "uid-2")))
     heir = Calibrator(following, cluster)
-    await heir.restore(PROFILE, INPUTS)
+    await heir.restore(PROFILE, profile_of(INPUTS), INPUTS)
     assert (heir.calibration, following.calibration.digest_in_use) == (
         learner.calibration,
         state.calibration.digest_in_use,
     )
 
     stranger = Calibrator(Training(PerseusJob(JobRef("ns", "other", "uid-3"))), cluster)
-    await stranger.restore(PROFILE, replace(INPUTS, microbatches=5))
+    await stranger.restore(PROFILE, profile_of(INPUTS), replace(INPUTS, microbatches=5))
     assert stranger.calibration == "", "another pipeline has other delays"
 
     kept = cluster.profiles["profile"].status["calibrations"]
@@ -265,7 +265,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     wrong = {"calibrations": {key: kept[key].replace('"stages": 2', '"stages": 0')}}
     cluster.profiles["profile"] = stored_object("profile", {}, wrong)
     damaged = Training(PerseusJob(JobRef("ns", "late", "uid-4")))
-    await Calibrator(damaged, cluster).restore(PROFILE, INPUTS)
+    await Calibrator(damaged, cluster).restore(PROFILE, profile_of(INPUTS), INPUTS)
     assert damaged.calibration.fault is not None
     assert damaged.calibration.fault.reason is Reason.CALIBRATION_INVALID
     assert "stages must be at least 1" in damaged.calibration.fault.message
@@ -273,7 +273,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
 
     cluster.failing = KubeUnavailable("dark")
     with pytest.raises(KubeUnavailable):  # unknown is not empty: the runner asks again
-        await Calibrator(following, cluster).restore(PROFILE, INPUTS)
+        await Calibrator(following, cluster).restore(PROFILE, profile_of(INPUTS), INPUTS)
 
 
 async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontier.SolvedFrontier) -> None:

@@ -20,8 +20,8 @@ from perseus_operator.families.training.features.frontier.inputs import Solve
 from perseus_operator.families.training.features.hardware.hardware import (
     CHANGE,
     ONE_CLOCK,
-    Basis,
     Hardware,
+    LatencyBasis,
     clocks_of,
     hardware_from_status,
     hardware_to_status,
@@ -90,7 +90,7 @@ def test_a_job_that_has_measured_nothing_knows_the_clocks_of_the_profile_and_gue
     assert learn(job).clocks == ()
     job.state.profile_accepted("csv", None, StoredLatency(H100, "560.1", latency(20_000, 100_000, transitions=SPLIT)))
     assert [one.mhz for one in learn(job).clocks] == [QUICK, SLOW]
-    assert job.state.hardware.in_use.basis is Basis.STORED
+    assert job.state.hardware.in_use.basis is LatencyBasis.STORED
 
 
 def test_the_slowest_gpu_counts_for_each_clock_too(job: Any) -> None:
@@ -152,7 +152,7 @@ def test_no_more_clocks_are_known_than_agents_and_status_take() -> None:
     many = tuple(Transition(0, mhz, 10 + mhz, 50_000, 60_000) for mhz in range(1, MAX_CLOCKS + 11))
     found = clock_times(latency(), [latency(transitions=many)])
     assert [one.mhz for one in found] == list(range(11, MAX_CLOCKS + 11))
-    hardware = Hardware(A100, 20_000, 50_000, 4_500, basis=Basis.MEASURED, source="measured", clocks=found)
+    hardware = Hardware(A100, 20_000, 50_000, 4_500, basis=LatencyBasis.MEASURED, source="measured", clocks=found)
     others = tuple(ClockTimes(mhz, 900_000, 2_000_000) for mhz in range(1, MAX_CLOCKS + 1))
     kept = adopted(hardware, replace(hardware, p50_us=200_000, p99_us=500_000, clocks=others))
     assert [one.mhz for one in kept.clocks] == [one.mhz for one in found]
@@ -198,7 +198,7 @@ def test_agents_that_know_now_these_clocks_and_now_those_cause_no_solve_for_ever
     known: Hardware, data: st.DataObject
 ) -> None:
     """As plans change and agents start again. What is adopted each time knows at least one clock more."""
-    known = replace(known, basis=Basis.MEASURED)
+    known = replace(known, basis=LatencyBasis.MEASURED)
     in_use, adoptions = None, 0
     for _ in range(25):
         found = replace(known, clocks=tuple(one for one in known.clocks if data.draw(st.booleans())))
@@ -227,7 +227,7 @@ def test_small_changes_of_a_clock_change_nothing_that_plans_depend_on(
 
 def test_a_clock_that_takes_longer_than_what_is_in_use_for_it_is_worth_other_plans() -> None:
     own = (ClockTimes(SLOW, 20_000, 60_000),)
-    in_use = Hardware(A100, 20_000, 60_000, 4_500, basis=Basis.MEASURED, source="measured", clocks=own)
+    in_use = Hardware(A100, 20_000, 60_000, 4_500, basis=LatencyBasis.MEASURED, source="measured", clocks=own)
     for clock in (ClockTimes(SLOW, 40_000, 60_000), ClockTimes(SLOW, 20_000, 120_000)):
         found = adopted(in_use, replace(in_use, clocks=(clock, ClockTimes(SLOW + 15, 20_000, 60_000))))
         assert [one.mhz for one in found.clocks] == [SLOW, SLOW + 15]
@@ -240,7 +240,7 @@ def test_where_some_clocks_are_known_another_one_is_worth_other_plans_only_if_it
     p50_us: int, worth: bool
 ) -> None:
     """Plans change to few clocks at a time, and each new plan to others: one after another they would be solved for."""
-    nothing = Hardware(A100, 20_000, 60_000, 4_500, basis=Basis.MEASURED, source="measured")
+    nothing = Hardware(A100, 20_000, 60_000, 4_500, basis=LatencyBasis.MEASURED, source="measured")
     known = tuple(ClockTimes(mhz, 20_000, 60_000) for mhz in (SLOW, SLOW + 15, SLOW + 30))
     first = adopted(nothing, replace(nothing, clocks=known))
     assert len(first.clocks) == len(known)

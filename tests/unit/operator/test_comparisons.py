@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.offenders import about_each
 
+from perseus_core.leases import RestingClock
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
@@ -30,7 +31,6 @@ from perseus_operator.families.training.status import status
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import document
 from perseus_operator.nodes.iterations import Measured, Report
-from perseus_operator.nodes.lease_clock import RestingClock
 
 EVERY, ITERATIONS = 40, 3
 SETTINGS = {"everyIterations": EVERY, "iterations": ITERATIONS}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.marks import BEST_MARKS_FIRST, ClockControl, MarkSource
 from perseus_operator.clients.agents.hardware import evidence_of, gpu_of
-from perseus_operator.nodes.evidence import HELD_SHARE, ClockControl, Evidence, MarkSource, combine, summarise
+from perseus_operator.nodes.evidence import HELD_SHARE, Evidence, combine, summarise
 from perseus_operator.nodes.iterations import History, Report
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
@@ -97,8 +98,8 @@ def test_of_several_ranks_the_worst_counts_whatever_their_order(ranks: list[Evid
     if found is None:
         assert not known
         return
-    marks = [list(MarkSource).index(rank.marks) for rank in known if rank.marks]
-    assert found.marks == (list(MarkSource)[max(marks)] if marks else None)
+    marks = [BEST_MARKS_FIRST.index(rank.marks) for rank in known if rank.marks]
+    assert found.marks == (BEST_MARKS_FIRST[max(marks)] if marks else None)
     limited = [rank.limited_mhz for rank in known if rank.limited_mhz is not None]
     assert found.limited_mhz == min(limited, default=None)
     assert combine([found]) == found

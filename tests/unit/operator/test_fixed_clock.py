@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.conftest import with_nodes
 
+from perseus_core.leases import LeasedGpu, RestingClock
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
@@ -17,7 +18,7 @@ from perseus_operator.jobs.family import Surroundings, member_of
 from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.actions import Acquire, Release, Renew
 from perseus_operator.nodes.gpu import Gpu
-from perseus_operator.nodes.lease_clock import LeaseClock, LeasedGpu, RestingClock
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.node import Node
 from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.plugin.doctor import examine

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.grain import Grain
 from perseus_core.latency import published_latency
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import dump, openapi_of, parse
@@ -18,8 +20,8 @@ from perseus_operator.api.status import HardwareStatus
 from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.features.hardware.hardware import (
     CHANGE,
-    Basis,
     Hardware,
+    LatencyBasis,
     hardware_from_status,
     hardware_to_status,
     job_latency,
@@ -32,7 +34,7 @@ from perseus_operator.families.training.status.restore import restore_from_statu
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import document
 from perseus_operator.jobs.job import Job as PerseusJob
-from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import (
     ClockLatency,
     Gpu,
@@ -44,7 +46,7 @@ from perseus_operator.nodes.gpu import (
 from perseus_operator.nodes.iterations import JobIteration, Measured
 from perseus_operator.nodes.latencies import ENOUGH_CHANGES, ClockTimes
 from perseus_operator.objects.values import JobRef
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -85,7 +87,7 @@ HARDWARE = st.builds(
     gpus_per_lock=st.integers(1, 8),
     marks=st.sampled_from([None, *MarkSource]),
     noise_ppm=st.integers(0, 200_000),
-    basis=st.sampled_from(Basis),
+    basis=st.sampled_from(LatencyBasis),
     source=st.just("measured"),
 )
 
@@ -102,7 +104,7 @@ def test_the_solver_reads_what_is_asked_of_it(hardware: Hardware, medians_us: di
     assert us_from_s(found.latency.p50_s) == hardware.p50_us
     assert us_from_s(found.latency.p99_s) == hardware.p99_us
     assert found.gpus_per_lock == hardware.gpus_per_lock
-    assert (found.marks == "run-ahead") == (hardware.marks is MarkSource.HOST)
+    assert found.marks is (hardware.marks or MarkSource.GPU)
 
 
 @given(HARDWARE, st.floats(1 / CHANGE + 0.01, CHANGE - 0.01))
@@ -163,7 +165,7 @@ def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> 
     describe(job, H100, measured=latency(30_000, 100_000, changes=0, transitions=few))
     found = learn(job)
     assert found is not None
-    assert found.basis is Basis.MEASURED
+    assert found.basis is LatencyBasis.MEASURED
     assert found.p50_us == pytest.approx(40_000, rel=0.13)
     stored = job_latency(job.state.nodes.gpus)
     assert stored is not None
@@ -172,7 +174,7 @@ def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> 
     describe(job, A100, measured=latency(5_400, 14_000, changes=0, transitions=few[:2]))
     other = learn(job)
     assert other is not None
-    assert other.basis is Basis.ASSUMED
+    assert other.basis is LatencyBasis.ASSUMED
 
 
 def test_a_stored_latency_counts_for_its_own_model_until_one_is_measured(job: Any) -> None:
@@ -191,7 +193,7 @@ def test_a_stored_latency_counts_for_its_own_model_until_one_is_measured(job: An
     describe(job, H100, measured=latency(20_000, 50_000))
     own = learn(job)
     assert own is not None
-    assert own.basis is Basis.MEASURED
+    assert own.basis is LatencyBasis.MEASURED
     assert own.p50_us == pytest.approx(20_000, rel=0.13)
 
 
@@ -340,7 +342,7 @@ def test_an_agent_that_has_just_started_takes_nothing_back(job: Any) -> None:
     describe(job, H100)
     other = learn(job)
     assert other is not None
-    assert other.basis is Basis.ASSUMED, "other GPUs"
+    assert other.basis is LatencyBasis.ASSUMED, "other GPUs"
 
 
 def test_measured_latency_is_stored_for_the_model_and_read_back() -> None:

@@ -22,7 +22,7 @@ from perseus_operator.families.training.work.profiler import _parse_sweep
 from perseus_operator.families.training.work.schedule_source import check_schedule
 from perseus_operator.solving.memory import worker_memory_mib
 from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.request import SolveRequest, check_profile, problem_of
+from perseus_operator.solving.request import SolveRequest, parse_profile, problem_of
 from perseus_operator.solving.slots import FairSlots
 from perseus_operator.solving.verification import verified
 from perseus_operator.solving.worker import solve_in_process
@@ -188,7 +188,7 @@ def test_an_error_in_a_profile_quotes_little_of_it() -> None:
     secret = "password " * 10_000
     for csv in (secret, f"stage,instruction,frequency,time,energy\n0,{secret},1,1,1\n"):
         with pytest.raises(InvalidProfile) as refused:
-            check_profile(csv.encode(), 1)
+            parse_profile(csv.encode(), 1)
         assert len(str(refused.value)) <= 203
 
 
@@ -209,7 +209,7 @@ SECRET = "hunter2-of-another-team"
 def test_a_profile_s_error_quotes_nothing_of_the_config_map(csv: str) -> None:
     """Whoever may write a PerseusJob names any ConfigMap, and reads the condition."""
     with pytest.raises(InvalidProfile) as refused:
-        check_profile(csv.encode(), 1)
+        parse_profile(csv.encode(), 1)
     assert SECRET not in str(refused.value)
     assert "31337" not in str(refused.value)
     assert "profile" in str(refused.value)

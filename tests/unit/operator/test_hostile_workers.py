@@ -35,7 +35,7 @@ from perseus_operator.solving.calibration import (
 from perseus_operator.solving.messages import InvalidAnswer, verdict_of
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.process import Outcome, Task, Verdict, run_worker
-from perseus_operator.solving.request import SolveRequest, schedule_of
+from perseus_operator.solving.request import SolveRequest, profile_of, schedule_of
 from perseus_operator.solving.slots import FairSlots
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto.v1alpha1 import solver_pb2
@@ -53,7 +53,7 @@ OVERHEAD_S = 0.05
 def recorded() -> CalibrateRequest:
     """Iterations of a pipeline whose messages take no time, with an overhead, under nine plans."""
     random = np.random.default_rng(1)
-    schedule = schedule_of(INPUTS)
+    schedule = schedule_of(INPUTS, profile_of(INPUTS))
     replay, plan = Replay(schedule), np.repeat(np.arange(9, dtype=np.int32), 4)
     planned_s = np.repeat(random.uniform(0.02, 0.04, (9, schedule.instructions)), 4, axis=0)
     duration_s = planned_s * random.normal(1.0, 0.001, planned_s.shape)

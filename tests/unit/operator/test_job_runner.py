@@ -212,7 +212,7 @@ def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and
     job.run()
     services = cast(Any, SimpleNamespace(metrics=Metrics()))
     family: Any = family_of(job.state, services)
-    family._inputs = SimpleNamespace(request=None, profile=None)
+    family._inputs = SimpleNamespace(schedule=None, profile=None)
     family._calibrator = SimpleNamespace(record=lambda *_: None)
     family._profiler = family._observer = nothing
     family._bound_us = 1_500_000

@@ -11,10 +11,11 @@ from tests.offenders import about_each
 from tests.unit.operator.conftest import Desk, Job
 
 from perseus_agent.servers.metrics import GPU_SERIES, QUANTILES, SERIES, STATES, Series
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.families.training.features.hardware.hardware import Hardware, hardware_to_status
 from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS, Metrics
-from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.objects.values import JobRef
 
 OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_core.gpus import TRUE_SHARES, known_gpus
+from perseus_core.marks import MarkSource
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.profile.cost import sweep_cost
 from perseus_operator.families.training.features.profile.estimate import SAME, distance, estimate
 from perseus_operator.families.training.features.profile.observation import ITERATIONS
@@ -29,10 +30,10 @@ from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.work.observer import MOST_CANDIDATES, Observer
 from perseus_operator.families.training.work.profile_source import StoredProfile, shape_of
 from perseus_operator.nodes.actions import Push, Select
-from perseus_operator.nodes.evidence import Evidence, MarkSource
+from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.iterations import Report
-from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem
@@ -201,7 +202,7 @@ def test_the_nearest_profile_with_the_same_fingerprint_goes_before_a_model(make_
     with pytest.raises(InvalidProfile, match="0 of 5 iterations are observed"):
         rests_on(job, kube)
     job.state.observation.completed(observed())
-    assert rests_on(job, kube).basis is Basis.MODEL
+    assert rests_on(job, kube).basis is PlanBasis.MODEL
     assert "fitted to published profiles" in rests_on(job, kube).basis_source
     near, nearer = observed(forward_us=54_000), observed(forward_us=51_000)
     for name, spec in {
@@ -214,11 +215,11 @@ def test_the_nearest_profile_with_the_same_fingerprint_goes_before_a_model(make_
         "too-far": candidate(job, observed(forward_us=50_000 * (1 + 2 * SAME))),
     }.items():
         kube.profiles[name] = stored_object(name, spec)
-        assert rests_on(job, kube).basis is Basis.MODEL, name
+        assert rests_on(job, kube).basis is PlanBasis.MODEL, name
     kube.profiles["near"] = stored_object("near", candidate(job, near))
     kube.profiles["nearer"] = stored_object("nearer", candidate(job, nearer))
     found = rests_on(job, kube)
-    assert (found.name, found.basis) == ("nearer", Basis.MATCHING)
+    assert (found.name, found.basis) == ("nearer", PlanBasis.MATCHING)
     assert "PerseusProfile nearer" in found.basis_source
 
 
@@ -246,7 +247,7 @@ def test_iterations_are_observed_without_a_plan_and_anew_in_another_shape(make_j
         request = SolveRequest("", pipeline.solver_name, 2, pipeline.solved_microbatches, None, 0, 20)
         for iteration in iterations:
             for report in reports(job, iteration, microbatches):
-                observer.observe(report, lambda: request)
+                observer.observe(report, lambda: schedule_of(request, None))
 
     observe(range(ITERATIONS), 4)
     assert job.state.observation.observed_iterations == ITERATIONS - 1, "the first does not count"
@@ -274,7 +275,7 @@ def test_a_tenant_with_many_profiles_costs_no_more_reading(make_job: Any) -> Non
     for number in range(MOST_CANDIDATES):
         kube.profiles[f"a-{number:04d}"] = stored_object(f"a-{number:04d}", {})
     kube.profiles["b"] = stored_object("b", candidate(job, observed()))
-    assert rests_on(job, kube).basis is Basis.MODEL
+    assert rests_on(job, kube).basis is PlanBasis.MODEL
 
 
 def test_a_gpu_without_published_curves_is_named(make_job: Any) -> None:
@@ -291,7 +292,7 @@ def said(job: Any, kind: ConditionType) -> Condition:
     return next(c for c in conditions_of(job.state, job.decide()) if c.type is kind)
 
 
-def predicted(job: Any, basis: Basis) -> None:
+def predicted(job: Any, basis: PlanBasis) -> None:
     """The job has a frontier that rests on this."""
     job.solve()
     job.state.observation.basis_accepted(basis, "curves of a GPU")
@@ -321,7 +322,7 @@ def test_no_clock_is_written_and_what_would_be_saved_is_said(make_job: Any) -> N
     assert cost.duration_seconds is None, "no iteration is measured yet"
     train(job, range(6))
     job.state.baseline_measured()
-    predicted(job, Basis.MODEL)
+    predicted(job, PlanBasis.MODEL)
     train(job, range(6, 8))
     assert not any(node.plans.pushed or node.plans.selected for node in job.nodes)
     condition = said(job, ConditionType.PLAN_APPLIED)
@@ -343,20 +344,20 @@ def test_no_clock_is_written_and_what_would_be_saved_is_said(make_job: Any) -> N
 
 def test_an_estimate_is_no_profile_for_a_plan(make_job: Any) -> None:
     job = job_of(make_job)
-    predicted(job, Basis.MODEL)
+    predicted(job, PlanBasis.MODEL)
     changes = {"profile": {"profileRef": {"name": "p"}, "online": {}}, "baselineIterations": 0}
     job.state.spec_accepted(make_job(**changes, mode="Enforce").spec)
     assert job.state.frontier is None
     assert job.state.inputs.profile_digest is None
     assert job.state.inputs.read_at_s is None, "the job's own profile is looked for at once"
     own = job_of(make_job)
-    predicted(own, Basis.PROFILE)
+    predicted(own, PlanBasis.PROFILE)
     own.state.spec_accepted(make_job(**changes, mode="Enforce").spec)
     assert own.state.frontier is not None, "a profile of the job is as good for a plan"
 
 
-@pytest.mark.parametrize("basis", [Basis.MATCHING, Basis.MODEL])
-def test_nothing_is_calibrated_on_what_is_not_the_jobs_profile(make_job: Any, basis: Basis) -> None:
+@pytest.mark.parametrize("basis", [PlanBasis.MATCHING, PlanBasis.MODEL])
+def test_nothing_is_calibrated_on_what_is_not_the_jobs_profile(make_job: Any, basis: PlanBasis) -> None:
     job = job_of(make_job)
     predicted(job, basis)
     job.state.calibration.iteration_recorded(200)

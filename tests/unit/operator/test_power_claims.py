@@ -9,6 +9,7 @@ import pytest
 from tests.unit.operator.conftest import member_of
 from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 
+from perseus_core.grain import Grain
 from perseus_operator.api.budget import BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.schema import parse_spec
@@ -17,7 +18,6 @@ from perseus_operator.families.training.features.bound.guard import CONFIRM, Hol
 from perseus_operator.nodes.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import Now
-from perseus_operator.solving.view import Grain
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 LIMIT_W = 700.0

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.gpus import BACKWARD_RATIO
+from perseus_core.instruction import InstructionKind
 from perseus_operator.families.training.features.profile.drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.families.training.features.profile.reading import Reading, StageReading
 from perseus_operator.families.training.features.profile.sweep import (
@@ -36,7 +37,6 @@ from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Report
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import stage_weights
-from perseus_solver.kinds import Kind
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
@@ -148,7 +148,7 @@ def calm() -> str:
 def test_times_and_energies_are_those_of_the_gpus(calm: str) -> None:
     profile = read_profile(calm, stages=STAGES)
     for (stage, kind, _), table in profile.tables.items():
-        ratio = 1.0 if kind is Kind.FORWARD else BACKWARD_RATIO
+        ratio = 1.0 if kind is InstructionKind.FORWARD else BACKWARD_RATIO
         for clock, time_s, energy_j in zip(table.frequency_mhz, table.time_s, table.energy_j, strict=True):
             want_s = 1e-6 * FORWARD_US * WEIGHTS[stage] * ratio * slowdown(int(clock))
             assert time_s == pytest.approx(want_s, rel=1e-4)
@@ -248,7 +248,7 @@ def test_energy_adds_up_however_badly_it_was_split(data: Any) -> None:
     power_w = blocking_power(readings).watts
     for index, reading in enumerate(readings):
         for stage, own in enumerate(reading.stages):
-            tables = [profile.tables[stage, kind, 0] for kind in (Kind.FORWARD, Kind.BACKWARD)]
+            tables = [profile.tables[stage, kind, 0] for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)]
             energies_j = [float(table.energy_j[index]) for table in tables]
             assert min(energies_j) > 0
             waiting_j = power_w * (own.time_us - own.computing_us) / 1e6
@@ -270,7 +270,7 @@ def test_chunks_are_measured_apart() -> None:
     text = csv_of(replace(fresh(), clocks_mhz=(1000,), readings=(reading,)))
     assert text.startswith("stage,instruction,frequency,time,energy,chunk\n")
     profile = read_profile(text, stages=2)
-    assert [float(profile.tables[0, Kind.FORWARD, chunk].time_s[0]) for chunk in (0, 1)] == [0.001, 0.002]
+    assert [float(profile.tables[0, InstructionKind.FORWARD, chunk].time_s[0]) for chunk in (0, 1)] == [0.001, 0.002]
 
 
 # --------------------------------------------------------------------------------------------- whatever happens

@@ -27,7 +27,7 @@ from perseus_operator.nodes.iterations import JobIteration, Report
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans
 from perseus_operator.objects.values import Json
-from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.planset import decode_plan_set
 
 ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {}}
@@ -190,12 +190,12 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
 
     def train(iteration: int) -> None:
         for report in reports(iteration):
-            own.observe(nodes[report.dp], report, lambda: REQUEST)
+            own.observe(nodes[report.dp], report, lambda: schedule_of(REQUEST, None))
 
     train(0)
     assert state.profiling.sweep is not None
     assert state.profiling.sweep == sweep(), "agents hold something else"
-    plans = decode_plan_set(own.plan_set({0, 1}, REQUEST))
+    plans = decode_plan_set(own.plan_set({0, 1}, lambda: schedule_of(REQUEST, None)))
     assert [set(plans.stage_clocks_mhz(0, point)) for point in range(2)] == [{clock} for clock in CLOCKS]
     for node in nodes:
         node.plans.stored(StoredPlans("clocks", state.profiling.sweep.digest, frozenset({0, 1})))

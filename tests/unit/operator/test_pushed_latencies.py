@@ -39,7 +39,7 @@ class Pushes:
         shared = cast(Any, services)
         family: Any = family_of(job.state, shared)
         family._frontier = SimpleNamespace(find=self.known.get)
-        family._inputs = SimpleNamespace(request=lambda: None)
+        family._inputs = SimpleNamespace(request=lambda: None, parsed=None)
         family._profiler = SimpleNamespace(plan_set=lambda *_: PLANS)
         self.session = NodeSession(job.state.job, shared, family=lambda: family, wake=cast(Any, None))
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tests.doubles.stored_objects import stored_object
 
+from perseus_core.grain import Grain
+from perseus_core.marks import MarkSource
 from perseus_operator.api.job import JobSpec, Switching
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import KubeNotFound
 from perseus_operator.families.training.features.hardware.hardware import Hardware
-from perseus_operator.families.training.status.hardware import grain_name
-from perseus_operator.nodes.evidence import MarkSource
 from perseus_operator.objects.values import ConfigMap, StoredObject
 from perseus_operator.plugin.job import PlannedJob
 from perseus_operator.plugin.reports import explanation, frontier_document
@@ -29,7 +29,6 @@ from perseus_operator.solving.frontier import (
 from perseus_operator.solving.rehearsed import prefer_few_changes
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.verification import RestoreRequest, verify_in_process
-from perseus_operator.solving.view import Grain
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv, steps_csv
 from perseus_solver.model.result import InvalidFrontier
@@ -169,7 +168,7 @@ def planned(real: SolvedFrontier, clocks: Sequence[Mapping[str, int]] = (), **pl
         "hardware": hardware,
         "conditions": [],
     }
-    return PlannedJob("team", "gpt3", spec, status, real.frontier, real.planned_times._simulator)
+    return PlannedJob("team", "gpt3", spec, status, real.frontier, real.planned_times.simulator)
 
 
 def test_explain_says_the_gpus_and_why_the_plan_has_its_grain(real: SolvedFrontier) -> None:
@@ -199,7 +198,7 @@ def test_explain_says_how_far_changes_differ_by_clock(
 
 def test_the_frontier_shows_how_finely_each_plan_sets_clocks(real: SolvedFrontier, ideal: SolvedFrontier) -> None:
     document = frontier_document(planned(real))
-    assert [point["grain"] for point in document["points"]] == [grain_name(grain) for grain in real.view.grains]
+    assert [point["grain"] for point in document["points"]] == [grain.label for grain in real.view.grains]
     assert "CLOCK FOR EACH" in frontier_text(document, Terminal(), everything=True)
     plain = frontier_document(replace(planned(real), frontier=ideal.frontier))
     assert "CLOCK FOR EACH" not in frontier_text(plain, Terminal(), everything=True)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.families.training.features.power.resting_clock import resting_clock
 from perseus_operator.nodes.actions import Acquire
-from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, LeaseClock, RestingClock
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_operator.solving.worker import solve_in_process
@@ -36,7 +37,7 @@ def test_it_is_the_highest_at_which_the_share_cannot_be_exceeded(job: Any, watts
 
 def test_without_a_budget_gpus_rest_at_their_default_clocks(job: Any) -> None:
     job.run()
-    assert {node.resting for node in job.nodes} == {DEFAULT_CLOCKS}
+    assert {node.resting for node in job.nodes} == {NO_RESTING_CLOCK}
 
 
 def test_what_an_earlier_operator_asked_for_stays_until_share_and_frontier_are_known(job: Any) -> None:
@@ -60,14 +61,14 @@ def test_a_share_that_moves_moves_the_clock_and_leaves_the_plan(job: Any) -> Non
     assert {node.resting for node in job.nodes} == {RestingClock(1200, HOLD_S)}
     job.state.job.share_granted(None)
     job.settle()
-    assert {node.resting for node in job.nodes} == {DEFAULT_CLOCKS}
+    assert {node.resting for node in job.nodes} == {NO_RESTING_CLOCK}
 
 
 def test_the_baseline_is_measured_at_default_clocks(make_job: Any) -> None:
     job = make_job(baselineIterations=2)
     job.state.job.share_granted(share(10_000.0))
     job.run()
-    assert {node.resting for node in job.nodes} == {DEFAULT_CLOCKS}
+    assert {node.resting for node in job.nodes} == {NO_RESTING_CLOCK}
 
 
 def test_iterations_at_the_resting_clock_are_no_baseline(make_job: Any) -> None:

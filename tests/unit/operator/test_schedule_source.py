@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.made_up_profiles import PIPELINES
 
+from perseus_core.instruction import InstructionKind
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import JobSpec
@@ -22,10 +23,9 @@ from perseus_operator.families.training.work.schedule_source import (
 from perseus_operator.nodes.node import Rank
 from perseus_operator.objects.values import ConfigMap
 from perseus_operator.solving.request import SolveRequest, schedule_of
-from perseus_solver.kinds import Kind
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule
 
-KINDS = {kind.label: int(kind) for kind in Kind}
+KINDS = {kind.label: int(kind) for kind in InstructionKind}
 
 
 def told(schedule: Schedule, stage: int) -> tuple[tuple[int, int, int], ...]:
@@ -148,5 +148,5 @@ def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_
 def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:
     schedule = build_schedule("ZBH1", stages=2, microbatches=3)
     request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_schedule(schedule))
-    again = schedule_of(request)
+    again = schedule_of(request, None)
     assert [again.of_stage(stage) for stage in range(2)] == [schedule.of_stage(stage) for stage in range(2)]

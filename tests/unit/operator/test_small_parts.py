@@ -19,6 +19,7 @@ from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.metrics_server import MetricsServer
+from perseus_operator.solving.calibration import check_calibration
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
     _fill,
@@ -28,7 +29,7 @@ from perseus_operator.solving.frontier import (
     stored_frontier,
 )
 from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.request import SolveRequest, check_profile
+from perseus_operator.solving.request import SolveRequest, parse_profile, schedule_of
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto.planset import decode_plan_set
 from perseus_sim.profiles import profile_csv
@@ -174,9 +175,9 @@ async def test_the_worker_answers_refuses_and_is_stopped() -> None:
 
 
 def test_a_profile_is_checked_with_the_message_of_the_solver() -> None:
-    check_profile(profile_csv(2).encode(), 2)
+    parse_profile(profile_csv(2).encode(), 2)
     with pytest.raises(InvalidProfile, match="stage"):
-        check_profile(profile_csv(2).encode(), 3)
+        parse_profile(profile_csv(2).encode(), 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- frontiers
@@ -236,3 +237,14 @@ def test_other_schedules_reach_the_agents_too(schedule: str) -> None:
     opened = open_frontier(solve_in_process(request), request, digest="d", solve_ms=1, restored=False)
     plans = decode_plan_set(encode_plans(opened, {0, 1}))
     assert sum(map(len, plans.schedules.values())) == opened.frontier.frequencies_mhz.shape[1]
+
+
+def test_a_profile_that_is_parsed_is_passed_on_and_its_text_read_by_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, profile = solve_in_process(REQUEST), parse_profile(REQUEST.profile_csv.encode(), REQUEST.stages)
+    monkeypatch.setattr("perseus_solver.model.profile.read_profile", lambda *_, **__: pytest.fail("read again"))
+    opened = open_frontier(data, REQUEST, digest="d", solve_ms=1, restored=False, profile=profile)
+    assert opened.schedule.instructions == schedule_of(REQUEST, profile).instructions
+    with pytest.raises(SolveFailed, match="version"):
+        check_calibration("{}", REQUEST, profile)

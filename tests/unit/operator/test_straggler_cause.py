@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.families.training.features.stragglers.cause import Cause, cause_of
+from perseus_operator.families.training.features.stragglers.cause import StragglerCause, cause_of
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.events import plan_event
@@ -32,7 +32,7 @@ class Paces:
         return max(degrees.values())
 
 
-def cause(state: Training) -> Cause:
+def cause(state: Training) -> StragglerCause:
     return cause_of(state.stragglers.detector, state.nodes, 1)
 
 
@@ -54,18 +54,18 @@ def said(job: Any) -> str:
 @pytest.mark.parametrize(
     ("kinds", "expected"),
     [
-        (["THERMAL_SLOWDOWN"], Cause.THERMAL),
-        (["POWER_BRAKE"], Cause.POWER),
-        (["POWER_CAP"], Cause.POWER),
-        (["HARDWARE_SLOWDOWN"], Cause.CLOCK),
-        (["DRIFT"], Cause.CLOCK),
-        (["FOREIGN_WRITE"], Cause.CLOCK),
-        (["DRIFT", "THERMAL_SLOWDOWN", "POWER_CAP"], Cause.THERMAL),
-        (["LOST"], Cause.UNKNOWN),
-        ([], Cause.UNKNOWN),
+        (["THERMAL_SLOWDOWN"], StragglerCause.THERMAL),
+        (["POWER_BRAKE"], StragglerCause.POWER),
+        (["POWER_CAP"], StragglerCause.POWER),
+        (["HARDWARE_SLOWDOWN"], StragglerCause.CLOCK),
+        (["DRIFT"], StragglerCause.CLOCK),
+        (["FOREIGN_WRITE"], StragglerCause.CLOCK),
+        (["DRIFT", "THERMAL_SLOWDOWN", "POWER_CAP"], StragglerCause.THERMAL),
+        (["LOST"], StragglerCause.UNKNOWN),
+        ([], StragglerCause.UNKNOWN),
     ],
 )
-def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expected: Cause) -> None:
+def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expected: StragglerCause) -> None:
     job = slow_job(make_job)
     for kind in kinds:
         job.nodes[1].gpu_events["GPU-1-1", kind] = "says the GPU"
@@ -78,7 +78,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
 def test_a_gpu_of_another_pipeline_says_nothing_of_this_one(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[0].gpu_events["GPU-0-1", "THERMAL_SLOWDOWN"] = "hot"
-    assert cause(job.state) is Cause.UNKNOWN
+    assert cause(job.state) is StragglerCause.UNKNOWN
     assert "timing alone" in said(job)
 
 
@@ -86,16 +86,16 @@ def test_a_power_limit_that_all_are_at_explains_nothing(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[1].gpu_events["GPU-1-1", "POWER_CAP"] = "capped"
     job.nodes[0].gpu_events["GPU-0-1", "POWER_CAP"] = "capped"
-    assert cause(job.state) is Cause.UNKNOWN
+    assert cause(job.state) is StragglerCause.UNKNOWN
     job.nodes[0].gpu_events.clear()
     job.nodes[0].gpu_events["GPU-0-0", "POWER_CAP"] = "another stage"
-    assert cause(job.state) is Cause.POWER
+    assert cause(job.state) is StragglerCause.POWER
 
 
 def test_slow_though_no_stage_computes_slowly_is_communication(make_job: Any) -> None:
-    assert cause(slow_job(make_job, Paces(1.0)).state) is Cause.COMMUNICATION
-    assert cause(slow_job(make_job, Paces(1.2)).state) is Cause.UNKNOWN, "a stage is slow, and nobody says why"
-    assert cause(slow_job(make_job, None).state) is Cause.UNKNOWN, "whether a stage is slow is not known"
+    assert cause(slow_job(make_job, Paces(1.0)).state) is StragglerCause.COMMUNICATION
+    assert cause(slow_job(make_job, Paces(1.2)).state) is StragglerCause.UNKNOWN, "a stage is slow, and nobody says why"
+    assert cause(slow_job(make_job, None).state) is StragglerCause.UNKNOWN, "whether a stage is slow is not known"
 
 
 # ---------------------------------------------------------------------------------------------------- thresholds

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perseus_core.grain import Grain
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.controller.view import JobView
@@ -24,7 +25,7 @@ from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
-from perseus_solver.model.result import Grain, Rehearsed
+from perseus_solver.model.result import Rehearsed
 
 STAGES, MICROBATCHES = 2, 4
 REQUEST = SolveRequest(

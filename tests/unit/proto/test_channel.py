@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_core.marks import MarkSource
 from perseus_proto.channel import (
     MAX_ITERATION,
     SLOTS,
     ChannelReader,
     ChannelWriter,
     Faults,
-    MarkSource,
     Phase,
     Position,
     gpu_mark_value,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.drawn import boxes, drawn_figures, mark, numbers, texts
 
+from perseus_core.grain import Grain
 from perseus_sim.demo.report import document, measured_text, savings_text, share_text, write_report
 from perseus_sim.demo.results import Estimate, Executed, Measurement, PlanRun, Prediction, Results
 from perseus_sim.demo.time_scale import TimeScale
@@ -24,7 +25,7 @@ from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.model.result import Frontier, Grain, Rehearsed
+from perseus_solver.model.result import Frontier, Rehearsed
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.schedules import build_schedule
 

@@ -81,7 +81,12 @@ def test_without_latency_it_agrees_with_the_solvers_simulator(case: tuple[Proble
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 100), st.sampled_from(list(Framework)), st.integers(1, 3), st.sampled_from((HostMarks, GpuMarks)))
+@given(
+    st.integers(0, 100),
+    st.sampled_from(list(Framework)),
+    st.integers(1, 3),
+    st.sampled_from((HostMarks, GpuMarks)),
+)
 def test_energy_is_that_of_the_clocks_that_ran(
     seed: int, framework: Framework, gpus: int, control: type[Control]
 ) -> None:

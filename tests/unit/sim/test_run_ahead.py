@@ -11,15 +11,16 @@ import pytest
 from tests.integration.client_agent import Agent
 from tests.waiting import eventually
 
+from perseus_core.marks import MarkSource
 from perseus_core.rank import RankId
-from perseus_proto.channel import IterationRecord, MarkSource
+from perseus_proto.channel import IterationRecord
 from perseus_proto.hello import Timing
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
 from perseus_sim.profiles import profile_csv
 from perseus_sim.training.hosts import Framework, Hosts
-from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob, hosts_of
+from perseus_sim.training.job import RankSpec, TrainingJob, TrainingSpec, hosts_of
 from perseus_sim.training.rank import JobLost
 from perseus_sim.training.stream import Event, Stream
 from perseus_solver.model.problem import Problem, build_problem
@@ -66,7 +67,9 @@ def follow(tmp_path: Path) -> Iterator[Follow]:
             path = SharedGpu.create(tmp_path / "gpus", spec).path
             ranks.append(RankSpec(RankId(0, stage), path, str(tmp_path / "agent.sock")))
         with Processes(tmp_path / "logs") as processes:
-            spec_of_job = JobSpec(problem(), tuple(ranks), noise=0.0, hosts=hosts, marks=marks, wait_for_agent_s=60.0)
+            spec_of_job = TrainingSpec(
+                problem(), tuple(ranks), noise=0.0, hosts=hosts, marks=marks, wait_for_agent_s=60.0
+            )
             job = TrainingJob(spec_of_job, tmp_path / "job", processes)
             job.begin()
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.instruction import InstructionKind
 from perseus_core.latency import published_latency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.profiles import profile_csv, stage_weights
 from perseus_solver.cli.main import main
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -71,7 +71,7 @@ def test_all_times_of_a_faster_gpu_are_in_proportion(model: GpuModel) -> None:
 def test_the_model_stays_near_the_published_profiles(name: str, sosp24: object) -> None:
     model = MODELS["a100" if "a100" in name else "a40"]
     profile = read_profile(sosp24 / "stage_profile" / f"{name}.csv")  # type: ignore[operator]
-    table = profile.tables[0, Kind.BACKWARD, 0]
+    table = profile.tables[0, InstructionKind.BACKWARD, 0]
     for clock, time_s, energy_j in zip(
         table.frequency_mhz.tolist(), table.time_s.tolist(), table.energy_j.tolist(), strict=True
     ):
@@ -81,8 +81,8 @@ def test_the_model_stays_near_the_published_profiles(name: str, sosp24: object) 
 
 def test_a_made_up_profile_is_a_valid_one_and_worth_planning() -> None:
     profile = read_profile(profile_csv(stages=4, imbalance=1.2))
-    longest = profile.tables[3, Kind.FORWARD, 0].time_s[0]
-    assert longest / profile.tables[0, Kind.FORWARD, 0].time_s[0] == pytest.approx(1.2, rel=1e-4)
+    longest = profile.tables[3, InstructionKind.FORWARD, 0].time_s[0]
+    assert longest / profile.tables[0, InstructionKind.FORWARD, 0].time_s[0] == pytest.approx(1.2, rel=1e-4)
     problem = build_problem(
         profile, build_schedule("1f1b", stages=4, microbatches=8), blocking_power_w=MODELS["a100"].blocking_power_w
     )

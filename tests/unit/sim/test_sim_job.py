@@ -21,7 +21,7 @@ from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
 from perseus_sim.profiles import profile_csv
 from perseus_sim.training.coordinator import PipelineIteration
-from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob
+from perseus_sim.training.job import RankSpec, TrainingJob, TrainingSpec
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
                     spec = GpuSpec(f"GPU-{dp}-{stage}", A100.name, A100.clocks_mhz, round(A100.blocking_power_w * 1000))
                     ranks.append(RankSpec(RankId(dp, stage), SharedGpu.create(tmp_path / "gpus", spec).path))
             settings: dict[str, object] = {"speed": None, "noise": 0.0, **simulation}
-            job = TrainingJob(JobSpec(problem, tuple(ranks), **settings), tmp_path, processes)  # type: ignore[arg-type]
+            job = TrainingJob(TrainingSpec(problem, tuple(ranks), **settings), tmp_path, processes)  # type: ignore[arg-type]
             job.begin()
             return job
 
@@ -181,6 +181,6 @@ def test_a_job_that_was_never_begun_can_be_stopped(start: Callable[..., Training
     specs = [GpuSpec(f"GPU-x-{stage}", "m", (100, 200), 80_000) for stage in range(2)]
     ranks = tuple(RankSpec(RankId(0, n), SharedGpu.create(tmp_path / "g", spec).path) for n, spec in enumerate(specs))
     with Processes(tmp_path / "l") as processes:
-        job = TrainingJob(JobSpec(problem, ranks), tmp_path / "j", processes)
+        job = TrainingJob(TrainingSpec(problem, ranks), tmp_path / "j", processes)
         job.stop()
         assert not any(child.running for child in job.children.values())

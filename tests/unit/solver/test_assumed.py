@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from perseus_core.gpus import BACKWARD_RATIO, TRUE_SHARES, known_gpus
+from perseus_core.instruction import InstructionKind
 from perseus_solver.cli.main import main
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import SolverError
 from perseus_solver.frontier import Planner
-from perseus_solver.kinds import Kind
 from perseus_solver.model.assumed import assumed_profile, times_of_layers, times_of_run
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
@@ -73,7 +73,7 @@ def test_every_schedule_runs_all_layers_once_and_the_head_once(name: str) -> Non
     chunks = 2 if name == "Interleaved1F1B" else None
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=chunks)
     times = times_of_layers(schedule, 37, 2.0)
-    forwards = {(stage, chunk): time for (stage, kind, chunk), time in times.items() if kind is Kind.FORWARD}
+    forwards = {(stage, chunk): time for (stage, kind, chunk), time in times.items() if kind is InstructionKind.FORWARD}
     of_layer = (37 + 2.0) / 4
     copies = 2 if schedule.bidirectional else 1
     chain = {key: time for key, time in forwards.items() if schedule.position[key] >= 0}
@@ -85,8 +85,8 @@ def test_every_schedule_runs_all_layers_once_and_the_head_once(name: str) -> Non
         assert abs(layers - 37 / (last + 1)) < 1
         backward = sum(
             times.get((stage, kind, chunk), 0.0)
-            for kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-            if (stage, Kind.BACKWARD, chunk) not in times or kind is Kind.BACKWARD
+            for kind in (InstructionKind.BACKWARD, InstructionKind.INPUT_GRADIENT, InstructionKind.WEIGHT_GRADIENT)
+            if (stage, InstructionKind.BACKWARD, chunk) not in times or kind is InstructionKind.BACKWARD
         )
         assert backward == pytest.approx(BACKWARD_RATIO * time)
     problem = build_problem(read_profile(assumed_profile(CURVES["h100"], times)), schedule, blocking_power_w=100.0)
@@ -98,10 +98,12 @@ def test_every_schedule_runs_all_layers_once_and_the_head_once(name: str) -> Non
 def test_a_run_gives_the_median_of_every_instruction() -> None:
     schedule = build_schedule("1f1b", stages=2, microbatches=3)
     wanted = {
-        (stage, kind, 0): 1.0 + stage + 0.5 * kind for stage in range(2) for kind in (Kind.FORWARD, Kind.BACKWARD)
+        (stage, kind, 0): 1.0 + stage + 0.5 * kind
+        for stage in range(2)
+        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
     }
     kinds = zip(schedule.stage.tolist(), schedule.kind.tolist(), strict=True)
-    once = np.array([wanted[stage, Kind(kind), 0] for stage, kind in kinds])
+    once = np.array([wanted[stage, InstructionKind(kind), 0] for stage, kind in kinds])
     assert times_of_run(schedule, np.stack([once, 0.9 * once, 10 * once])) == pytest.approx(wanted)
 
 

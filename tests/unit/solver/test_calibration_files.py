@@ -20,10 +20,10 @@ from tests.made_up_runs import (
     truth_s,
 )
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, read_trace
 from perseus_solver.cli import main
 from perseus_solver.errors import InvalidSchedule, InvalidTrace
-from perseus_solver.kinds import Kind
 
 pytestmark = pytest.mark.usefixtures("short_search")
 
@@ -35,7 +35,7 @@ def rows(trace: Trace) -> tuple[list[str], list[str]]:
     iterations = ["plan,iteration,stage,iteration_time_s,energy_j"]
     for k, (plan, time_s) in enumerate(zip(trace.plan.tolist(), trace.iteration_time_s.tolist(), strict=True)):
         for i in range(schedule.instructions):
-            kind = Kind(int(schedule.kind[i])).label
+            kind = InstructionKind(int(schedule.kind[i])).label
             instructions.append(
                 f"{plan},{k},{schedule.stage[i]},{kind},{schedule.microbatch[i]},{float(trace.duration_s[k, i])!r}"
             )

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import Profile, read_profile
 from perseus_solver.model.simulator import Simulator
@@ -81,15 +81,15 @@ def test_dualpipe_takes_the_whole_row_of_each_place() -> None:
 def test_recomputations_cost_a_forward_unless_measured() -> None:
     schedule = build_schedule("EarlyRecompute1F1B", stages=2, microbatches=2)
     problem = build_problem(profile(2), schedule, blocking_power_w=0)
-    again = next(t for t in problem.options if (t.stage, t.kind, t.chunk) == (0, Kind.FORWARD, 1))
-    assert again.time_s == pytest.approx(profile(2).tables[0, Kind.FORWARD, 0].time_s)
+    again = next(t for t in problem.options if (t.stage, t.kind, t.chunk) == (0, InstructionKind.FORWARD, 1))
+    assert again.time_s == pytest.approx(profile(2).tables[0, InstructionKind.FORWARD, 0].time_s)
 
 
 def test_constants_are_single_options() -> None:
     loading = profile(2, extra="0,constant,0,0.125,3\n")
     schedule = build_schedule("1f1b", stages=2, microbatches=3, constants=loading.constant_stages)
     problem = build_problem(loading, schedule, blocking_power_w=0)
-    constant = next(t for t in problem.options if t.kind is Kind.CONSTANT)
+    constant = next(t for t in problem.options if t.kind is InstructionKind.CONSTANT)
     assert constant.frequency_mhz.tolist() == [0]
     assert constant.time_s.tolist() == [0.125]
     with pytest.raises(InvalidProblem, match="constant instruction for stage 0, which schedule 1F1B does not run"):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProfile
-from perseus_solver.kinds import Kind
 from perseus_solver.model.profile import MAX_ROWS, read_profile
 from perseus_solver.model.sampling import Sampling
 
@@ -25,7 +25,7 @@ GOOD = HEADER + (
 
 def test_reads_options_by_descending_frequency() -> None:
     profile = read_profile(HEADER + "0,forward,1200,0.06,17\n0,forward,1410,0.05,20\n0,backward,900,0.2,1\n")
-    table = profile.tables[0, Kind.FORWARD, 0]
+    table = profile.tables[0, InstructionKind.FORWARD, 0]
     assert table.frequency_mhz.tolist() == [1410, 1200]
     assert table.time_s.tolist() == [0.05, 0.06]
     assert table.energy_j.tolist() == [20, 17]
@@ -147,7 +147,7 @@ def test_chunks_have_rows_of_their_own() -> None:
     )
     profile = read_profile(text)
     assert profile.has_chunks
-    assert profile.tables[0, Kind.FORWARD, 1].time_s.tolist() == [2]
+    assert profile.tables[0, InstructionKind.FORWARD, 1].time_s.tolist() == [2]
 
 
 SAMPLED = HEADER + "".join(
@@ -159,10 +159,10 @@ SAMPLED = HEADER + "".join(
 
 
 def test_samples_become_medians_with_a_guard_band_on_time_alone() -> None:
-    bare = read_profile(SAMPLED, sampling=Sampling(guard=0)).tables[0, Kind.FORWARD, 0]
+    bare = read_profile(SAMPLED, sampling=Sampling(guard=0)).tables[0, InstructionKind.FORWARD, 0]
     assert bare.time_s == pytest.approx([1.0, 0.99, 1.2])
     guarded_profile = read_profile(SAMPLED, sampling=Sampling())
-    guarded = guarded_profile.tables[0, Kind.FORWARD, 0]
+    guarded = guarded_profile.tables[0, InstructionKind.FORWARD, 0]
     assert (guarded.time_s > bare.time_s).all()
     assert (guarded.energy_j == bare.energy_j).all()
     assert any("time raised by" in note for note in guarded_profile.notes)
@@ -170,13 +170,13 @@ def test_samples_become_medians_with_a_guard_band_on_time_alone() -> None:
 
 def test_repair_only_raises_times_and_says_so() -> None:
     profile = read_profile(SAMPLED, sampling=Sampling(guard=0, repair_monotone=True))
-    assert profile.tables[0, Kind.FORWARD, 0].time_s == pytest.approx([1.0, 1.0, 1.2])
+    assert profile.tables[0, InstructionKind.FORWARD, 0].time_s == pytest.approx([1.0, 1.0, 1.2])
     assert any("1 of 3 times raised by up to 1 %" in note for note in profile.notes)
 
 
 def test_single_samples_get_no_guard_band_and_a_note() -> None:
     profile = read_profile(GOOD, sampling=Sampling())
-    assert profile.tables[0, Kind.FORWARD, 0].time_s.tolist() == [0.05, 0.06]
+    assert profile.tables[0, InstructionKind.FORWARD, 0].time_s.tolist() == [0.05, 0.06]
     assert (
         "stage 0, forward: no clock has two samples that agree, so the spread is unknown and no guard band was added"
         in profile.notes
@@ -192,7 +192,7 @@ def test_guard_band_makes_underestimates_rare(seed: int, samples: int) -> None:
         + "".join(f"0,forward,{1000 + k},{t},1\n" for k, row in enumerate(noise) for t in row)
         + "0,backward,1,1,1\n"
     )
-    table = read_profile(text, sampling=Sampling(guard=3)).tables[0, Kind.FORWARD, 0]
+    table = read_profile(text, sampling=Sampling(guard=3)).tables[0, InstructionKind.FORWARD, 0]
     assert np.count_nonzero(table.time_s < 1) <= 8  # a false alarm has probability below 1e-9 a run
 
 

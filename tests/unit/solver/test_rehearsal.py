@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perseus_core.grain import Grain
+from perseus_core.instruction import InstructionKind
 from perseus_core.latency import SwitchLatency
+from perseus_core.marks import MarkSource
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import Planner, solve_deadline
-from perseus_solver.kinds import Kind
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal import (
-    Grain,
     Hardware,
     InvalidHardware,
     LossCause,
-    Marks,
     Rule,
     deployable_frontier,
     explain_losses,
@@ -82,15 +82,15 @@ def solved(planner: Planner) -> Frontier:
     return planner.frontier(40)
 
 
-def slow(p50_s: float, p99_s: float, marks: Marks = Marks.GPU) -> Hardware:
-    return Hardware("made up", SwitchLatency(p50_s, p99_s, 0.002, False, "a test"), marks)
+def slow(p50_s: float, p99_s: float, marks: MarkSource = MarkSource.GPU) -> Hardware:
+    return Hardware("made up", SwitchLatency.of_seconds(p50_s, p99_s, 0.002, False, "a test"), marks)
 
 
 def test_the_description_is_read_as_given() -> None:
     hardware = Hardware.from_json(json.dumps(GIVEN))
     assert (hardware.latency.p50_s, hardware.latency.p99_s, hardware.latency.call_s) == (0.02, 0.1, 0.002)
-    assert hardware.marks is Marks.GPU
-    assert (hardware.kernels[Kind.FORWARD], hardware.kernels[Kind.BACKWARD]) == (300, 600)
+    assert hardware.marks is MarkSource.GPU
+    assert (hardware.kernels[InstructionKind.FORWARD], hardware.kernels[InstructionKind.BACKWARD]) == (300, 600)
     assert hardware.gpus_per_lock == 1
     needed = {key: GIVEN[key] for key in ("model", "switch_latency_s", "call_s", "marks")}
     assert Hardware.from_json(json.dumps(needed)).launch_queue > 0
@@ -201,7 +201,7 @@ def test_one_clock_for_each_stage_is_nearly_the_best_of_all_combinations(share: 
     assert best_j * (1 - 1e-9) <= own_j <= best_j + 0.01 * float(energy_j.max())
 
 
-@pytest.mark.parametrize("hardware", [slow(0.005, 0.013), slow(0.03, 0.1), slow(0.03, 0.1, Marks.EVENTS)])
+@pytest.mark.parametrize("hardware", [slow(0.005, 0.013), slow(0.03, 0.1), slow(0.03, 0.1, MarkSource.EVENTS)])
 def test_a_deployable_frontier_says_what_its_plans_do(planner: Planner, problem: Problem, hardware: Hardware) -> None:
     found = deployable_frontier(planner, hardware, points=20)
     assert 3 <= len(found) <= 20
@@ -239,12 +239,12 @@ def test_the_longer_changes_take_the_less_is_saved(planner: Planner, solved: Fro
         return float(found.energy_j[kept].min())
 
     least = [saved_at(slow(p50, 3 * p50)) for p50 in (0.002, 0.02, 0.2)]
-    nothing = saved_at(slow(0.2, 0.6, Marks.RUN_AHEAD))
+    nothing = saved_at(slow(0.2, 0.6, MarkSource.HOST))
     assert least[0] < least[1] < least[2] <= nothing * (1 + 1e-9)
 
 
 def test_where_the_host_runs_ahead_each_stage_keeps_one_clock(planner: Planner) -> None:
-    found = deployable_frontier(planner, slow(0.03, 0.1, Marks.RUN_AHEAD))
+    found = deployable_frontier(planner, slow(0.03, 0.1, MarkSource.HOST))
     assert found.rehearsed is not None
     assert set(found.rehearsed.grains) <= {Grain.STAGE, Grain.NONE}
     assert (found.clock_changes == 0).all()
@@ -284,7 +284,7 @@ def test_plans_are_not_late_where_changes_are_quicker_than_known(wanted: float) 
     known = replace(Hardware.published("NVIDIA A100-SXM4-80GB", gpus_per_lock=8), noise=0.003)
     frontier = deployable_frontier(planner, known, times_s=[wanted * planner.t_min_s], points=30)
     for share in (0.8, 0.9):
-        quicker = replace(known, latency=replace(known.latency, call_s=share * known.latency.call_s))
+        quicker = replace(known, latency=replace(known.latency, call_us=round(share * known.latency.call_us)))
         found = rehearse(problem, frontier.frequencies_mhz, quicker)
         assert (found.time_kept_s(0.95) < 1.003 * frontier.time_s).all()
         assert (found.mean_energy_j < 1.001 * frontier.energy_j).all()
@@ -376,7 +376,7 @@ def test_only_a_rehearsed_point_has_an_ideal(planner: Planner, solved: Frontier)
 
 def test_gpus_behind_one_lock_lose_more_than_gpus_with_their_own(problem: Problem, solved: Frontier) -> None:
     alone = slow(0.01, 0.03)
-    behind = replace(alone, latency=replace(alone.latency, call_s=0.005), gpus_per_lock=8)
+    behind = replace(alone, latency=replace(alone.latency, call_us=5_000), gpus_per_lock=8)
     one, other = (rehearse(problem, solved.frequencies_mhz[:1], hardware) for hardware in (alone, behind))
     assert other.below_share[0] + other.above_share[0] > one.below_share[0] + one.above_share[0]
 
@@ -407,7 +407,7 @@ def test_a_timetable_beats_the_marks_of_hosts_on_measurements(sosp24: Path) -> N
     lost_s = []
     for p50_s, p99_s in ((0.005, 0.013), (0.010, 0.030), (0.030, 0.100)):
         timetable = rehearse(problem, plan, slow(p50_s, p99_s))
-        hosts = rehearse(problem, plan, slow(p50_s, p99_s, Marks.RUN_AHEAD), rule=Rule.HOST_ENDS)
+        hosts = rehearse(problem, plan, slow(p50_s, p99_s, MarkSource.HOST), rule=Rule.HOST_ENDS)
         lost_s.append(float(timetable.time_kept_s(0.5)[0] / point.iteration_time_s - 1))
         assert float(hosts.time_kept_s(0.5)[0] / point.iteration_time_s - 1) > max(0.03, 10 * lost_s[-1])
         saved = 1 - float(timetable.mean_energy_j[0]) / float(baseline.energy_j)
@@ -419,7 +419,7 @@ def test_a_timetable_beats_the_marks_of_hosts_on_measurements(sosp24: Path) -> N
 @pytest.mark.parametrize(
     ("hardware", "given", "cause", "message"),
     [
-        (slow(0.01, 0.03, Marks.RUN_AHEAD), {"lead_s": 0.04}, LossCause.MARKS_LEAD, "marks lead by 40 ms"),
+        (slow(0.01, 0.03, MarkSource.HOST), {"lead_s": 0.04}, LossCause.MARKS_LEAD, "marks lead by 40 ms"),
         (slow(0.06, 0.2), {}, LossCause.SLOW_CHANGES, "clock changes take 60 ms"),
         (
             replace(slow(0.005, 0.01), gpus_per_lock=24),
@@ -439,5 +439,5 @@ def test_the_main_cause_is_named(hardware: Hardware, given: dict[str, float], ca
 
 def test_good_hardware_has_no_cause_and_hosts_that_run_ahead_one() -> None:
     assert explain_losses(slow(0.001, 0.002), instruction_s=0.036) == ()
-    causes = explain_losses(slow(0.001, 0.002, Marks.RUN_AHEAD), instruction_s=0.036)
+    causes = explain_losses(slow(0.001, 0.002, MarkSource.HOST), instruction_s=0.036)
     assert [loss.cause for loss in causes] == [LossCause.MARKS_LEAD]

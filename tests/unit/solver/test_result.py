@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perseus_solver.model.result import Frontier, Grain, InvalidFrontier, Rehearsed, Status, status_of
+from perseus_core.grain import Grain
+from perseus_solver.model.result import Frontier, InvalidFrontier, Rehearsed, Status, status_of
 
 
 def frontier(points: int = 5, n: int = 12) -> Frontier:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.solver.test_exact import pipeline
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import Infeasible, InvalidCalibration, InvalidProblem
 from perseus_solver.frontier import Planner
-from perseus_solver.kinds import Kind
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.robust import Scatter, plan_robustly, sampled_times_s
 
@@ -17,7 +17,7 @@ PROBLEM = pipeline(6)
 PLANNER = Planner(PROBLEM)
 
 
-def noise_of(stage: int, kind: Kind, own: float, common: float) -> Noise:
+def noise_of(stage: int, kind: InstructionKind, own: float, common: float) -> Noise:
     return Noise(stage, kind, own, own, own, common, common, common)
 
 
@@ -58,14 +58,14 @@ def test_the_surest_plan_is_returned_where_none_is_sure_enough() -> None:
 
 
 def test_scatter_is_that_of_the_calibration() -> None:
-    noise = [noise_of(0, Kind.FORWARD, 1.0, 2.0), noise_of(1, Kind.BACKWARD, 3.0, 0.0)]
+    noise = [noise_of(0, InstructionKind.FORWARD, 1.0, 2.0), noise_of(1, InstructionKind.BACKWARD, 3.0, 0.0)]
     scatter = Scatter.calibrated(PROBLEM, noise)
     share = scatter.draw(4000, seed=0)
     stage, kind = PROBLEM.schedule.stage, PROBLEM.schedule.kind
-    measured = share[:, (stage == 0) & (kind == Kind.FORWARD)]
+    measured = share[:, (stage == 0) & (kind == InstructionKind.FORWARD)]
     assert np.allclose(measured.std(axis=0), np.hypot(0.01, 0.02), rtol=0.1)
     assert np.corrcoef(measured[:, 0], measured[:, 1])[0, 1] == pytest.approx(0.8, abs=0.05)  # 0.02² of 0.01² + 0.02²
-    assert np.allclose(share[:, (stage == 1) & (kind == Kind.BACKWARD)].std(axis=0), 0.03, rtol=0.1)
+    assert np.allclose(share[:, (stage == 1) & (kind == InstructionKind.BACKWARD)].std(axis=0), 0.03, rtol=0.1)
     assert np.allclose(share[:, stage == 2].std(axis=0), np.hypot(0.02, 0.01), rtol=0.1)  # not measured: the median
     assert np.allclose(share.mean(axis=0), 1.0, atol=0.003)
     with pytest.raises(InvalidCalibration, match="no scatter, because no plan ran twice"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.made_up_profiles import PIPELINES
 
+from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidProfile, InvalidSchedule
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
@@ -219,4 +219,4 @@ def test_wire_names_and_numbers_are_those_of_the_protocol() -> None:
     from perseus_proto.v1alpha1 import agent_pb2
 
     wire = agent_pb2.InstructionKind.items()
-    assert {f"INSTRUCTION_KIND_{kind.name}": int(kind) for kind in Kind} == {n: v for n, v in wire if v}
+    assert {f"INSTRUCTION_KIND_{kind.name}": int(kind) for kind in InstructionKind} == {n: v for n, v in wire if v}

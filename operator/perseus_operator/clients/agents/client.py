@@ -140,7 +140,7 @@ class AgentPool:
         ttl_s: float,
         pods: Iterable[Pod],
         clock_mhz: int = 0,
-        keep_clock_s: int = 0,
+        keep_clock_s: float = 0,
         named_gpus: Iterable[NamedGpu] = (),
     ) -> LeaseInfo:
         """Acquire the job's lease on a node.

@@ -9,23 +9,16 @@ from __future__ import annotations
 from statistics import median
 from typing import Final
 
+from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.units import w_from_mw
-from perseus_operator.nodes.evidence import ClockControl, Evidence, MarkSource
-from perseus_operator.nodes.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition, is_possible
+from perseus_operator.nodes.evidence import Evidence
+from perseus_operator.nodes.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition
 from perseus_operator.nodes.latencies import ClockTimes
 from perseus_proto.v1alpha1 import agent_pb2
 
-_MARKS: Final = {
-    agent_pb2.MARK_SOURCE_HOST: MarkSource.HOST,
-    agent_pb2.MARK_SOURCE_SYNCHRONISED: MarkSource.SYNCHRONISED,
-    agent_pb2.MARK_SOURCE_EVENTS: MarkSource.EVENTS,
-    agent_pb2.MARK_SOURCE_GPU: MarkSource.GPU,
-}
-_CONTROLS: Final = {
-    agent_pb2.CLOCK_CONTROL_TIMETABLE: ClockControl.TIMETABLE,
-    agent_pb2.CLOCK_CONTROL_MARKS: ClockControl.MARKS,
-    agent_pb2.CLOCK_CONTROL_HELD: ClockControl.HELD,
-}
+_MARKS: Final = {int(marks): marks for marks in MarkSource}
+_CONTROLS: Final = {int(control): control for control in ClockControl}
+"""By number on the wire; one that is not here is a newer agent's."""
 _MAX_TRANSITIONS: Final = 64
 _MAX_NAME: Final = 256
 """Characters of a model or driver: the name becomes part of a status."""
@@ -81,4 +74,4 @@ def _latency(message: agent_pb2.Gpu) -> ClockLatency | None:
             for one in given.transitions[:_MAX_TRANSITIONS]
         ),
     )
-    return found if is_possible(found) else None
+    return found if found.is_possible else None

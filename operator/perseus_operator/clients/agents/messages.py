@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from perseus_core.leases import LeasedGpu
 from perseus_core.units import s_from_ms
 from perseus_operator.clients.agents.hardware import evidence_of
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.iterations import Report
-from perseus_operator.nodes.lease_clock import LeaseClock, LeasedGpu
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.nodes.node import DeclaredSchedule, Rank
 from perseus_operator.objects.values import Pod

@@ -6,12 +6,12 @@ measured.
 
 from __future__ import annotations
 
+from perseus_core.leases import RestingClock
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault, no_clocks
 from perseus_operator.nodes.actions import Intent
-from perseus_operator.nodes.lease_clock import RestingClock
 
 
 def clock_intent(job: Job, spec: JobSpec) -> Intent:

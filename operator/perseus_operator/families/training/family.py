@@ -47,6 +47,7 @@ from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
 from perseus_operator.solving.frontier import SolvedFrontier
+from perseus_operator.solving.request import schedule_of
 
 
 class TrainingFamily(Family):
@@ -117,8 +118,8 @@ class TrainingFamily(Family):
         training = self.training
         detector = training.stragglers.detector
         slowdowns = detector.slowdowns
-        self._profiler.observe(node, report, self._inputs.request)
-        self._observer.observe(report, self._inputs.request)
+        self._profiler.observe(node, report, self._inputs.schedule)
+        self._observer.observe(report, self._inputs.schedule)
         iteration = training.iteration_reported(node, report)
         if iteration is None:
             return False if training.shape_wanted else None
@@ -180,7 +181,7 @@ class TrainingFamily(Family):
 
     def _solve(self, action: Solve) -> None:
         self.training.solve.started(action.digest, action.basis)
-        work = self._frontier.load(action.digest, self._inputs.request())
+        work = self._frontier.load(action.digest, self._inputs.request(), self._inputs.parsed)
         self._spawn(work, self._trace.step("solve", **{"perseus.frontier.digest": action.digest}))
 
     def _calibrate(self, _: Calibrate) -> None:
@@ -223,7 +224,8 @@ class TrainingFamily(Family):
         if solved is not None:
             plan_set = await self._services.cache.plan_set(solved, action.stages)
         else:
-            plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
+            schedule = partial(schedule_of, self._inputs.request(), self._inputs.parsed)
+            plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, schedule)
         return Plans(plan_set, self._changes(solved, plan_set.clocks_mhz))
 
     def _changes(self, solved: SolvedFrontier | None, clocks_mhz: Iterable[int]) -> list[ClockTimes]:

@@ -25,7 +25,7 @@ from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.bound.guard import Guard, baseline_wanted
 from perseus_operator.families.training.features.canary.state import Canary
 from perseus_operator.families.training.features.comparison.state import Comparisons
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
@@ -86,7 +86,7 @@ class Training:
             self.comparisons.discarded()
             self.canary = Canary()
         observes = before is not None and before.mode is Mode.OBSERVE
-        if observes and spec.mode is not Mode.OBSERVE and self.observation.basis is not Basis.PROFILE:
+        if observes and spec.mode is not Mode.OBSERVE and self.observation.basis is not PlanBasis.PROFILE:
             self._forget_profile()  # good enough for a prediction, not for a plan
         if before is None or spec.profile != before.profile or observes != (spec.mode is Mode.OBSERVE):
             self.inputs.read_requested()
@@ -247,7 +247,7 @@ class Training:
 
     def _forget_profile(self) -> None:
         self.solve.forgotten()
-        self.observation.basis_accepted(Basis.PROFILE, "")
+        self.observation.basis_accepted(PlanBasis.PROFILE, "")
         self.inputs.profile_forgotten()
 
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:

@@ -6,20 +6,17 @@ Energy is of the whole job: all pipelines and tensor ranks. Times are of one ite
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_operator.api.schema import dump
 from perseus_operator.controller.view import JobView
 from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.objects.values import Json
-from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.kinds import Kind
-from perseus_solver.model.simulator import Simulator
 
 MAX_DRAWN: Final = 6_000
 """Instructions of the largest plan that is drawn: more would slow the browser and exceed the columns of a screen."""
@@ -72,7 +69,7 @@ def plan_document(view: JobView, point: int) -> Json:
     clocks_mhz = solved.frontier.frequencies_mhz[point]
     if clocks_mhz.size > MAX_DRAWN:
         raise NotThere(f"a plan of {clocks_mhz.size} instructions is not drawn; at most {MAX_DRAWN} are")
-    simulator = _simulator(solved.request)
+    simulator = solved.planned_times.simulator
     problem, schedule = simulator.problem, simulator.problem.schedule
     choice = simulator.choice_of(clocks_mhz)
     run, time_s = simulator.run(choice), simulator.duration_s(choice)
@@ -80,7 +77,7 @@ def plan_document(view: JobView, point: int) -> Json:
     columns = (schedule.kind, schedule.microbatch, schedule.chunk, run.start_s, time_s, clocks_mhz, power_w)
     rows = [list(row) for row in zip(*(np.asarray(column).tolist() for column in columns), strict=True)]
     for row in rows:
-        row[0] = Kind(row[0]).label
+        row[0] = InstructionKind(row[0]).label
     offsets = problem.stage_offset.tolist()
     return {
         "point": point,
@@ -109,7 +106,7 @@ def _frontier(view: JobView) -> Json:
     assert view.solved is not None
     assert view.spec is not None
     frontier, replicas = view.solved.frontier, replicas_of(view.spec)
-    simulator = _simulator(view.solved.request)
+    simulator = view.solved.planned_times.simulator
     default = simulator.run(all_maximum(simulator.problem))
     return {
         "digest": view.solved.view.digest,
@@ -122,9 +119,3 @@ def _frontier(view: JobView) -> Json:
         "gpus": replicas * frontier.stages,
         "highestClocks": {"seconds": float(default.iteration_time_s), "joules": replicas * float(default.energy_j)},
     }
-
-
-@lru_cache(maxsize=4)
-def _simulator(request: SolveRequest) -> Simulator:
-    """Build a simulator: that takes longer than running it, and the slider requests many plans of one job."""
-    return Simulator(problem_of(request))

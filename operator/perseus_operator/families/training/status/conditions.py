@@ -14,7 +14,7 @@ from perseus_operator.api.conditions import Condition, ConditionType, Explanatio
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.families.training.decide import TrainingDecision, common_point
 from perseus_operator.families.training.features.bound.guard import TOLERANCE, Hold
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.readiness import profile_mismatch
@@ -113,7 +113,7 @@ def _profile_ready(training: Training, decision: TrainingDecision) -> Condition:
 
 def _estimated(training: Training, decision: TrainingDecision) -> Explanation | None:
     """Say what predictions rest on where it is no profile of the job; None: there is one."""
-    if training.observation.basis is Basis.PROFILE:
+    if training.observation.basis is PlanBasis.PROFILE:
         return None
     costs = f" Measuring one sets clocks. {decision.sweep_cost}" if decision.sweep_cost else ""
     message = f"The job has no profile: predictions rest on {training.observation.basis_source}.{costs}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_core.grain import Grain
+from perseus_core.marks import MarkSource
 from perseus_operator.families.training.features.bound.guard import Hold
 from perseus_operator.families.training.features.hardware.hardware import Hardware
-from perseus_operator.nodes.evidence import MarkSource
 from perseus_operator.objects.formatting import milliseconds, percent
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 
 _WHY: Final = {
     Grain.INSTRUCTION: "a clock for each instruction saves the most",
@@ -21,11 +22,6 @@ _HELD: Final = {
     Hold.STAGES: "Plans with finer clocks exceeded the bound: one clock for each stage.",
     Hold.FASTEST_PLAN: "Slower plans exceeded the bound: the fastest plan.",
 }
-
-
-def grain_name(grain: Grain) -> str:
-    """Return the name of a grain in a status: ``Instruction``, ``Segment``, ``Stage`` or ``None``."""
-    return grain.name.capitalize()
 
 
 def grain_reason(view: FrontierView, point: int, hardware: Hardware | None, hold: Hold) -> str:

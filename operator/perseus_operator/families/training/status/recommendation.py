@@ -8,7 +8,7 @@ from __future__ import annotations
 from perseus_core.gpus import TRUE_SHARES
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.families.training.decide import TrainingDecision, common_point
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.power.plans import power_w, replicas_of
 from perseus_operator.families.training.features.profile.cost import SweepCost
 from perseus_operator.families.training.training import Training
@@ -48,7 +48,7 @@ def _interval(
     """
     if saved is None:
         return None, None
-    if training.observation.basis is Basis.MODEL:
+    if training.observation.basis is PlanBasis.MODEL:
         low, high = (share * saved for share in TRUE_SHARES)
         return min(low, high), max(low, high)
     if not view.highest_mj:

@@ -25,7 +25,7 @@ from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.families.training.features.stragglers.cause import cause_of, slowest_stage
 from perseus_operator.families.training.shape import shape_to_status
 from perseus_operator.families.training.status import recommendation
-from perseus_operator.families.training.status.hardware import expected_savings, grain_name, grain_reason
+from perseus_operator.families.training.status.hardware import expected_savings, grain_reason
 from perseus_operator.families.training.training import Training
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.formatting import fine_percent, percent
@@ -77,7 +77,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
             from_iteration=training.nodes.plan_since,
             planned_slowdown=percent(planned_slowdown(training, decision) - 1),
             clock_changes=view.clock_changes[point] if view.clock_changes else None,
-            grain=grain_name(view.grain(point)) if rehearsed else None,
+            grain=view.grain(point).label if rehearsed else None,
             reason=grain_reason(view, point, decision.hardware, decision.guard.hold) or None,
             expected_savings=expected_savings(view, point),
             expected_iteration_time_microseconds=view.expected_us[point] if rehearsed else None,

@@ -18,13 +18,14 @@ from perseus_operator.jobs.services import Services
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.calibration import (
     CalibrationResult,
-    IterationRecord,
+    RecentIterations,
     calibration_key,
     check_calibration,
     parse_calibration_result,
 )
 from perseus_operator.solving.frontier import SolvedFrontier
 from perseus_operator.solving.request import SolveRequest
+from perseus_solver.model.profile import Profile as ParsedProfile
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Calibrator:
     def __init__(self, training: Training, services: Services) -> None:
         self._training = training
         self._services = services
-        self._record: IterationRecord | None = None
+        self._record: RecentIterations | None = None
         self.calibration = ""
         """JSON of the calibration to plan with; empty: none."""
 
@@ -44,7 +45,7 @@ class Calibrator:
         if solved is None or not self._training.is_typical(iteration):
             return
         if self._record is None or self._record.schedule.instructions != solved.schedule.instructions:
-            self._record = IterationRecord(solved.schedule)
+            self._record = RecentIterations(solved.schedule)
         if self._record.add(iteration, solved.planned_times):
             self._training.calibration.iteration_recorded(len(self._record))
 
@@ -76,8 +77,13 @@ class Calibrator:
         finally:
             progress.run_ended()
 
-    async def restore(self, profile: StoredProfile, inputs: SolveRequest) -> None:
+    async def restore(self, profile: StoredProfile, parsed: ParsedProfile, inputs: SolveRequest) -> None:
         """Use the calibration that an earlier job with the same profile and schedule stored, if there is one.
+
+        Args:
+            profile: where it is stored.
+            parsed: the same profile.
+            inputs: of the job's frontier.
 
         Raises:
             KubeError: it is not known whether there is one.
@@ -91,7 +97,7 @@ class Calibrator:
         if not isinstance(text, str):
             return
         try:
-            result = await asyncio.to_thread(check_calibration, text, inputs)
+            result = await asyncio.to_thread(check_calibration, text, inputs, parsed)
         except SolveFailed as error:
             message = f"PerseusProfile {profile.name}, status.calibrations: {error}; plans do without it."
             progress.failed(Explanation(Reason.CALIBRATION_INVALID, message))

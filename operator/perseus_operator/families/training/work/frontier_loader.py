@@ -24,6 +24,7 @@ from perseus_operator.solving.frontier import (
 )
 from perseus_operator.solving.request import SolveRequest
 from perseus_solver.errors import SolverError
+from perseus_solver.model.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +40,20 @@ class FrontierLoader:
         self._training = training
         self._services = services
 
-    async def load(self, digest: str, request: SolveRequest) -> None:
+    async def load(self, digest: str, request: SolveRequest, profile: Profile | None) -> None:
         """Restore or solve the frontier of these inputs, and note the outcome.
 
         Args:
             digest: of the inputs, see ``frontier_inputs.inputs_digest``.
             request: the inputs.
+            profile: of the inputs, parsed.
         """
         training, metrics = self._training, self._services.metrics
         try:
-            solved = await self._restore(digest, request)
+            solved = await self._restore(digest, request, profile)
             restored = solved is not None
             if solved is None:
-                solved = self._services.cache.known(digest) or await self._solve(digest, request)
+                solved = self._services.cache.known(digest) or await self._solve(digest, request, profile)
                 await self._store(solved)
             else:
                 metrics.restores.inc()
@@ -82,7 +84,7 @@ class FrontierLoader:
         known = (self.solved, self._coming)
         return next((solved for solved in known if solved is not None and solved.view.digest == digest), None)
 
-    async def _restore(self, digest: str, request: SolveRequest) -> SolvedFrontier | None:
+    async def _restore(self, digest: str, request: SolveRequest, profile: Profile | None) -> SolvedFrontier | None:
         ref, kube = self._training.ref, self._services.kube
         try:
             stored = await kube.read_frontier(ref)
@@ -99,7 +101,7 @@ class FrontierLoader:
             except (InvalidProfile, SolveFailed) as error:
                 logger.warning("%s: the stored frontier is not used: %s", ref, error)
                 return None
-            return await _opened(found, request, digest, solve_ms, restored=True)
+            return await _opened(found, request, profile, digest, solve_ms, restored=True)
 
         solved = await self._services.cache.restored(ref.namespace, digest, data, verify)
         if solved is not None and ref.uid not in stored.owners:
@@ -107,14 +109,14 @@ class FrontierLoader:
             await self._store(solved)
         return solved
 
-    async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
+    async def _solve(self, digest: str, request: SolveRequest, profile: Profile | None) -> SolvedFrontier:
         """Each job waits for its own turn, even if others wait for the same; what comes of it they share."""
         data, seconds = await self._services.solver.solve(request, self._training.ref.namespace)
 
         async def read() -> SolvedFrontier:
             logger.info("%s: frontier solved in %.3f s", self._training.ref, seconds)
             self._services.metrics.solves.labels("solved").inc()
-            return await _opened(data, request, digest, ms_from_s(seconds), restored=False)
+            return await _opened(data, request, profile, digest, ms_from_s(seconds), restored=False)
 
         solved = await self._services.cache.solved(digest, read)
         assert solved is not None
@@ -132,11 +134,13 @@ class FrontierLoader:
             logger.warning("%s: frontier not stored, a restarted operator will solve again: %s", ref, error)
 
 
-async def _opened(data: bytes, request: SolveRequest, digest: str, solve_ms: int, *, restored: bool) -> SolvedFrontier:
+async def _opened(
+    data: bytes, request: SolveRequest, profile: Profile | None, digest: str, solve_ms: int, *, restored: bool
+) -> SolvedFrontier:
     """Read a frontier in a thread. Raises SolveFailed: it is none."""
     try:
         return await asyncio.to_thread(
-            open_frontier, data, request, digest=digest, solve_ms=solve_ms, restored=restored
+            open_frontier, data, request, digest=digest, solve_ms=solve_ms, restored=restored, profile=profile
         )
     except SolverError as error:
         raise SolveFailed(f"the solver's answer is not used: {error}") from error

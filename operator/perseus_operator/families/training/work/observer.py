@@ -19,7 +19,7 @@ from perseus_operator.api.pipeline import Pipeline
 from perseus_operator.api.schema import parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.errors import InvalidProfile, InvalidSpec
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.profile.estimate import SAME, distance, estimate
 from perseus_operator.families.training.features.profile.observation import ITERATIONS
 from perseus_operator.families.training.features.profile.reading import Reading
@@ -30,7 +30,7 @@ from perseus_operator.families.training.work.profile_source import StoredProfile
 from perseus_operator.jobs.services import Services
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.objects.values import StoredObject
-from perseus_operator.solving.request import SolveRequest, schedule_of
+from perseus_solver.schedules import Schedule
 
 MOST_CANDIDATES: Final = 16
 """Profiles of a namespace that are looked at: each may hold a megabyte, and a tenant may store any number."""
@@ -47,12 +47,12 @@ class Observer:
         self._found: tuple[Reading, StoredProfile] | None = None
         """What the observation led to: profiles are searched once for each."""
 
-    def observe(self, report: Report, request: Callable[[], SolveRequest]) -> None:
+    def observe(self, report: Report, schedule: Callable[[], Schedule]) -> None:
         """Take in a rank's report of an iteration.
 
         Args:
             report: of one iteration.
-            request: returns the inputs of the frontier, with the schedule that the ranks execute.
+            schedule: returns what the ranks execute.
         """
         training = self._training
         spec = training.spec
@@ -63,7 +63,7 @@ class Observer:
         shape, runs = spec.pipeline, (spec.pipeline, training.inputs.schedule_csv)
         if self._aggregator is None or self._aggregator[0] != runs:
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
-            self._aggregator = runs, ProfileAggregator(schedule_of(request()), ranks, ITERATIONS)
+            self._aggregator = runs, ProfileAggregator(schedule(), ranks, ITERATIONS)
             self._aggregator[1].begin(None)
         aggregator = self._aggregator[1]
         if training.nodes.slowed_pipelines:
@@ -136,7 +136,7 @@ class Observer:
             namespace,
             power_mw=profile.blocking_power_milliwatts,
             gpu_model=profile.gpu_model or "",
-            basis=Basis.MATCHING,
+            basis=PlanBasis.MATCHING,
             basis_source=f"PerseusProfile {stored.name} of namespace {namespace}: {same}",
         )
 
@@ -157,7 +157,7 @@ class Observer:
             made.csv.encode(),
             self._training.ref.namespace,
             power_mw=mw_from_w(made.blocking_power_w),
-            basis=Basis.MODEL,
+            basis=PlanBasis.MODEL,
             basis_source=source,
         )
 

@@ -17,7 +17,7 @@ from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.errors import InvalidProfile, InvalidSpec, KubeNotFound
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.profile.sweep import Sweep, blocking_power, csv_of
 from perseus_operator.families.training.work.config_map_ref import resolve
 from perseus_operator.nodes.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
@@ -46,7 +46,7 @@ class StoredProfile:
     gpu_model: str = ""
     latency: StoredLatency | None = None
     ours: bool = False
-    basis: Basis = Basis.PROFILE
+    basis: PlanBasis = PlanBasis.PROFILE
     basis_source: str = ""
 
 

@@ -32,7 +32,7 @@ from perseus_operator.jobs.services import Services, backoff_s
 from perseus_operator.nodes.iterations import JobIteration, Report
 from perseus_operator.nodes.node import Node
 from perseus_operator.solving.frontier import SolvedFrontier, encode_uniform_plans
-from perseus_operator.solving.request import SolveRequest, check_profile, schedule_of
+from perseus_operator.solving.request import parse_profile
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.schedules import Schedule
 
@@ -63,13 +63,13 @@ class Profiler:
         self._progress.sweep_begun(sweep)
         self._aggregator = None
 
-    def observe(self, node: Node, report: Report, request: Callable[[], SolveRequest]) -> None:
+    def observe(self, node: Node, report: Report, schedule: Callable[[], Schedule]) -> None:
         """Take in a rank's report, if it ran a clock of the sweep.
 
         Args:
             node: where the rank runs.
             report: of one iteration.
-            request: returns the inputs of the frontier, with the schedule that the ranks execute.
+            schedule: returns what the ranks execute.
         """
         progress, training = self._progress, self._training
         sweep = progress.sweep
@@ -80,7 +80,7 @@ class Profiler:
         if aggregator is None:
             shape = training.spec.pipeline
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
-            aggregator = ProfileAggregator(self._schedule(sweep, request()), ranks, sweep.recipe.iterations)
+            aggregator = ProfileAggregator(self._schedule(sweep, schedule), ranks, sweep.recipe.iterations)
             self._aggregator, self._spent_before_us = aggregator, sweep.spent_us
         aggregator.begin(sweep.point, sweep.measured)
         if training.nodes.slowed_pipelines:
@@ -94,11 +94,11 @@ class Profiler:
             rejection=aggregator.rejection,
         )
 
-    def plan_set(self, stages: Iterable[int], request: SolveRequest) -> agent_pb2.PlanSet:
+    def plan_set(self, stages: Iterable[int], schedule: Callable[[], Schedule]) -> agent_pb2.PlanSet:
         """The sweep's clocks as a plan set for agents."""
         sweep = self._progress.sweep
         assert sweep is not None
-        return encode_uniform_plans(self._schedule(sweep, request), stages, sweep.clocks_mhz)
+        return encode_uniform_plans(self._schedule(sweep, schedule), stages, sweep.clocks_mhz)
 
     def observe_drift(
         self, iteration: JobIteration, solved: SolvedFrontier | None, profile: StoredProfile | None
@@ -160,7 +160,7 @@ class Profiler:
         )
         assert spec.profile.profile_ref is not None
         try:
-            await asyncio.to_thread(check_profile, profile["csv"].encode(), spec.pipeline.stages)
+            await asyncio.to_thread(parse_profile, profile["csv"].encode(), spec.pipeline.stages)
             stated = self._training.job.stated_spec
             owner = ref if stated is not None and stated.profile.is_own else None
             kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
@@ -216,9 +216,9 @@ class Profiler:
         self._progress.write_failed(retry_at_s=retry_at_s)
         logger.warning("%s: %s", self._training.ref, why)
 
-    def _schedule(self, sweep: Sweep, request: SolveRequest) -> Schedule:
+    def _schedule(self, sweep: Sweep, schedule: Callable[[], Schedule]) -> Schedule:
         if self._schedule_cache is None or self._schedule_cache[0] != sweep.schedule:
-            self._schedule_cache = sweep.schedule, schedule_of(request)
+            self._schedule_cache = sweep.schedule, schedule()
         return self._schedule_cache[1]
 
 

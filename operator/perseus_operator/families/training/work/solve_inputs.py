@@ -12,7 +12,7 @@ import hashlib
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Profile
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import schedule_source
 from perseus_operator.families.training.work.calibrator import Calibrator
@@ -20,7 +20,9 @@ from perseus_operator.families.training.work.observer import Observer
 from perseus_operator.families.training.work.profile_source import StoredProfile, read_profile
 from perseus_operator.families.training.work.profiler import Profiler
 from perseus_operator.jobs.services import Services
-from perseus_operator.solving.request import SolveRequest, check_profile
+from perseus_operator.solving.request import SolveRequest, parse_profile, schedule_of
+from perseus_solver.model.profile import Profile as ParsedProfile
+from perseus_solver.schedules import Schedule
 
 
 class SolveInputs:
@@ -31,6 +33,8 @@ class SolveInputs:
     ) -> None:
         self.profile: StoredProfile | None = None
         """The profile in use."""
+        self.parsed: ParsedProfile | None = None
+        """The same, parsed: once, when it was read."""
         self._training = training
         self._services = services
         self._calibrator = calibrator
@@ -62,6 +66,10 @@ class SolveInputs:
             switch_loss=spec.switching.max_energy_loss_ratio if spec.switching else None,
             hardware=training.hardware.in_use.to_json() if training.hardware.in_use else "",
         )
+
+    def schedule(self) -> Schedule:
+        """What the ranks execute, by the inputs as they are now."""
+        return schedule_of(self.request(), self.parsed)
 
     async def read(self) -> None:
         """Read the profile, and the schedule if the spec names a ConfigMap for it."""
@@ -129,11 +137,12 @@ class SolveInputs:
                 await self._profiler.restore()
             found = await self._find(training.spec)
             digest = hashlib.sha256(found.csv).hexdigest()
-            if digest != training.inputs.profile_digest:
-                await asyncio.to_thread(check_profile, found.csv, training.spec.pipeline.stages)
-            own = found.basis is Basis.PROFILE
+            parsed, stages = self.parsed, training.spec.pipeline.stages
+            if parsed is None or parsed.stages != stages or digest != training.inputs.profile_digest:
+                parsed = await asyncio.to_thread(parse_profile, found.csv, stages)
+            own = found.basis is PlanBasis.PROFILE
             if own and self._restored_for != profile and training.schedule_known:
-                await self._calibrator.restore(found, self.request(found.csv))
+                await self._calibrator.restore(found, parsed, self.request(found.csv))
                 self._restored_for = profile
             if own and await self._profiler.end_sweep(digest):
                 self._calibrator.discard_record()
@@ -142,7 +151,7 @@ class SolveInputs:
         except KubeError as error:
             return Explanation(Reason.PROFILE_UNREADABLE, f"{profile.where}: {error}")
         if (training.spec.profile, training.spec.mode) == (profile, mode):
-            self._profile_csv, self.profile = found.csv, found
+            self._profile_csv, self.profile, self.parsed = found.csv, found, parsed
             training.profile_accepted(digest, found.power_mw, found.latency, gpu_model=found.gpu_model)
             training.observation.basis_accepted(found.basis, found.basis_source)
         return None

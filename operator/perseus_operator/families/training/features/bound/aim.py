@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from perseus_core.grain import Grain
 from perseus_operator.api.job import JobSpec
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.bound.cause import why_slow
@@ -28,7 +29,7 @@ from perseus_operator.families.training.features.hardware.hardware import Hardwa
 from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, within_share
 from perseus_operator.nodes.iterations import KEPT
 from perseus_operator.objects.values import Now
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from perseus_core.marks import MarkSource
 from perseus_operator.families.training.features.hardware.hardware import Hardware
-from perseus_operator.nodes.evidence import MarkSource, summarise
+from perseus_operator.nodes.evidence import summarise
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import megahertz, milliseconds, small_percent
 
@@ -22,7 +23,7 @@ BELOW: Final = 0.005
 half the clock, this share costs as much as half of the excess."""
 
 
-class Cause(StrEnum):
+class ExcessCause(StrEnum):
     """What kept a plan from its time."""
 
     POWER_LIMIT = "PowerLimit"
@@ -36,7 +37,7 @@ class Cause(StrEnum):
 class Finding:
     """A cause, and the evidence in a clause."""
 
-    cause: Cause
+    cause: ExcessCause
     evidence: str
 
 
@@ -53,12 +54,12 @@ def why_slow(iterations: Iterable[JobIteration], hardware: Hardware | None) -> F
     share = f", and {small_percent(below)} of the computing time ran below the planned clock" if below else ""
     lead_us, latency_us = found.lead_us or 0, hardware.p50_us if hardware is not None else 0
     if late and found.marks is not MarkSource.GPU and lead_us > latency_us:
-        return Finding(Cause.EARLY_MARKS, f"marks lead the GPU by {milliseconds(lead_us)}{share}")
+        return Finding(ExcessCause.EARLY_MARKS, f"marks lead the GPU by {milliseconds(lead_us)}{share}")
     if late and hardware is not None:
         known = "take" if hardware.measured else "are assumed to take"
-        return Finding(Cause.SLOW_CLOCK_CHANGES, f"clock changes {known} {milliseconds(latency_us)}{share}")
+        return Finding(ExcessCause.SLOW_CLOCK_CHANGES, f"clock changes {known} {milliseconds(latency_us)}{share}")
     if found.limited_mhz is not None:
-        return Finding(Cause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(found.limited_mhz)}")
+        return Finding(ExcessCause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(found.limited_mhz)}")
     if found.marks in {MarkSource.HOST, None}:
-        return Finding(Cause.GPU_TIMES_UNKNOWN, "GPU times are not known")
-    return Finding(Cause.UNKNOWN, "clocks followed the plan, so something else slows the iterations")
+        return Finding(ExcessCause.GPU_TIMES_UNKNOWN, "GPU times are not known")
+    return Finding(ExcessCause.UNKNOWN, "clocks followed the plan, so something else slows the iterations")

@@ -24,13 +24,14 @@ from itertools import pairwise
 from statistics import median, median_high, median_low
 from typing import Final
 
+from perseus_core.grain import Grain
 from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import GuardStatus
-from perseus_operator.families.training.features.bound.cause import Cause, Finding
+from perseus_operator.families.training.features.bound.cause import ExcessCause, Finding
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import stamp
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 from perseus_solver.significance import LONGEST, sigma_of, windows
 
 TOLERANCE: Final = 0.01
@@ -302,7 +303,9 @@ def guard_from_status(status: object, *, now_s: float, wall_s: float) -> Guard |
         reference_us=known.reference_time_microseconds,
         measured_us=known.measured_time_microseconds,
         bound_us=known.allowed_time_microseconds,
-        finding=Finding(Cause(known.cause), known.evidence) if known.cause in tuple(Cause) and known.evidence else None,
+        finding=Finding(ExcessCause(known.cause), known.evidence)
+        if known.cause in tuple(ExcessCause) and known.evidence
+        else None,
     )
     # A hold may be over while its time of observation is not: it then ended less than one pause ago.
     left_s = min(until_wall_s - wall_s, guard.pause_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Basis(StrEnum):
+class PlanBasis(StrEnum):
     """What plans and predictions rest on, from the best to the worst."""
 
     PROFILE = "Profile"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
@@ -97,7 +97,7 @@ class FrontierParts:
 
 
 def input_actions(
-    parts: FrontierParts, spec: JobSpec, hardware: Hardware | None, basis: Basis, *, now_s: float, limits: Limits
+    parts: FrontierParts, spec: JobSpec, hardware: Hardware | None, basis: PlanBasis, *, now_s: float, limits: Limits
 ) -> list[InputAction]:
     """What to read, solve or calibrate now.
 
@@ -125,7 +125,7 @@ def input_actions(
         digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
         if _solve_due(parts.solve, digest):
             actions.append(Solve(digest, digest_with()))
-        elif basis is Basis.PROFILE and _calibrate_due(parts, limits):
+        elif basis is PlanBasis.PROFILE and _calibrate_due(parts, limits):
             actions.append(Calibrate())
     return actions
 

@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perseus_core.grain import Grain
 from perseus_core.units import mean_power_w, s_from_us, us_from_s
 from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
 from perseus_operator.objects.formatting import seconds
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 
 _GRID = 1.01
 """The target of a deadline by date changes with every iteration. Targets are rounded to a geometric grid of 1 %, so

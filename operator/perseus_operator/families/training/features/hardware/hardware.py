@@ -11,17 +11,17 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from itertools import chain
 from statistics import median
 from typing import Any, Final
 
-from perseus_core.latency import published_latency
-from perseus_core.units import s_from_us, us_from_s
+from perseus_core.latency import published_latency, quantiles_from_json, quantiles_to_json
+from perseus_core.marks import MarkSource
+from perseus_core.units import s_from_us
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
-from perseus_operator.nodes.evidence import MarkSource
 from perseus_operator.nodes.gpu import MAX_CLOCKS, ClockLatency, Gpu, StoredLatency
 from perseus_operator.nodes.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.nodes.node import Node
@@ -45,15 +45,9 @@ DEFAULT_NOISE: Final = 0.002
 """Scatter of durations until it is measured, and the least that counts: recorded A100 runs have about as much."""
 _MAX_NOISE: Final = 0.2
 _MAX_GPUS: Final = 1024
-_MARKS: Final = {
-    MarkSource.GPU: "gpu",
-    MarkSource.SYNCHRONISED: "synchronised",
-    MarkSource.EVENTS: "events",
-    MarkSource.HOST: "run-ahead",
-}
 
 
-class Basis(IntEnum):
+class LatencyBasis(IntEnum):
     """Where a latency comes from; a later one counts more."""
 
     ASSUMED = 0
@@ -89,25 +83,25 @@ class Hardware:
     marks: MarkSource | None = None
     noise_ppm: int = round(1e6 * DEFAULT_NOISE)
     pipelines: int = 1
-    basis: Basis = Basis.ASSUMED
+    basis: LatencyBasis = LatencyBasis.ASSUMED
     source: str = ""
     clocks: tuple[ClockTimes, ...] = ()
 
     @property
     def measured(self) -> bool:
         """Whether the latency was measured on GPUs of this model."""
-        return self.basis > Basis.ASSUMED
+        return self.basis > LatencyBasis.ASSUMED
 
     def to_json(self) -> str:
         """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
-        latency: dict[str, Any] = _seconds(self.p50_us, self.p99_us)
+        latency: dict[str, Any] = quantiles_to_json(self.p50_us, self.p99_us)
         if self.clocks:
-            latency["clocks"] = {str(one.mhz): _seconds(one.p50_us, one.p99_us) for one in self.clocks}
+            latency["clocks"] = {str(one.mhz): quantiles_to_json(one.p50_us, one.p99_us) for one in self.clocks}
         document = {
             "model": self.model,
             "switch_latency_s": latency,
             "call_s": s_from_us(self.call_us),
-            "marks": _MARKS[self.marks or MarkSource.GPU],
+            "marks": (self.marks or MarkSource.GPU).word,
             "gpus_per_lock": self.gpus_per_lock,
             "noise": self.noise_ppm / 1e6,
             "pipelines": self.pipelines,
@@ -194,7 +188,7 @@ def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware |
 def clocks_of(text: str) -> tuple[ClockTimes, ...]:
     """How long changes take by clock, of a description as ``Hardware.to_json`` gives it; empty: it knows of none."""
     clocks = json.loads(text)["switch_latency_s"].get("clocks", {})
-    times = [ClockTimes(int(mhz), us_from_s(one["p50"]), us_from_s(one["p99"])) for mhz, one in clocks.items()]
+    times = [ClockTimes(int(mhz), *quantiles_from_json(one)) for mhz, one in clocks.items()]
     return tuple(sorted(times, key=lambda one: one.mhz))
 
 
@@ -213,7 +207,7 @@ def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatu
         gpus_per_lock=hardware.gpus_per_lock,
         figures=hardware.basis.name.capitalize(),
         source=hardware.source,
-        marks=hardware.marks.value if hardware.marks else "Unknown",
+        marks=hardware.marks.label if hardware.marks else "Unknown",
         noise_parts_per_million=hardware.noise_ppm,
         median_lead_microseconds=lead_us,
         clocks=tuple(
@@ -229,7 +223,7 @@ def hardware_from_status(status: object) -> Hardware | None:
     none, or none that can be read.
     """
     known = parse_stored(HardwareStatus, status)
-    if known is None or known.figures.upper() not in Basis.__members__:
+    if known is None or known.figures.upper() not in LatencyBasis.__members__:
         return None
     clocks = {
         one.megahertz: ClockTimes(
@@ -243,9 +237,9 @@ def hardware_from_status(status: object) -> Hardware | None:
         p99_us=known.switch_latency_p99_microseconds,
         call_us=known.call_microseconds,
         gpus_per_lock=known.gpus_per_lock,
-        marks=next((marks for marks in MarkSource if marks == known.marks), None),
+        marks=next((marks for marks in MarkSource if marks.label == known.marks), None),
         noise_ppm=known.noise_parts_per_million,
-        basis=Basis[known.figures.upper()],
+        basis=LatencyBasis[known.figures.upper()],
         source=known.source,
         clocks=tuple(clocks[mhz] for mhz in sorted(clocks)),
     )
@@ -298,26 +292,21 @@ def _described(nodes: list[Node], gpus: list[Gpu], stored: StoredLatency | None)
         basis=basis,
         source=source,
         # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
-        clocks=clock_times(latency, own if basis is Basis.MEASURED else [latency]),
+        clocks=clock_times(latency, own if basis is LatencyBasis.MEASURED else [latency]),
     )
 
 
-def _latency(model: str, own: list[ClockLatency], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
+def _latency(
+    model: str, own: list[ClockLatency], stored: StoredLatency | None
+) -> tuple[ClockLatency, LatencyBasis, str]:
     measured = measured_latency(model, own)
     if measured is not None:
-        return measured, Basis.MEASURED, "measured on GPUs of the job"
+        return measured, LatencyBasis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:
         driver = f" with driver {stored.driver}" if stored.driver else ""
-        return stored.latency, Basis.STORED, f"measured before on this model{driver}, stored with the profile"
+        return stored.latency, LatencyBasis.STORED, f"measured before on this model{driver}, stored with the profile"
     assumed = published_latency(model)
-    latency = ClockLatency(
-        p50_us=us_from_s(assumed.p50_s),
-        p99_us=us_from_s(assumed.p99_s),
-        call_us=us_from_s(assumed.call_s),
-        changes=0,
-        shared_lock=assumed.shared_lock,
-    )
-    return latency, Basis.ASSUMED, assumed.source
+    return ClockLatency(**asdict(assumed)), LatencyBasis.ASSUMED, assumed.source
 
 
 def _with_clocks(hardware: Hardware, clocks: tuple[ClockTimes, ...]) -> Hardware:
@@ -381,10 +370,6 @@ def _rounded(found: Hardware) -> Hardware:
             for fine in [_step(one.p50_us, _FINE_STEP)]
         ),
     )
-
-
-def _seconds(p50_us: int, p99_us: int) -> dict[str, float]:
-    return {"p50": s_from_us(p50_us), "p99": s_from_us(p99_us)}
 
 
 def _step(figure: int, step: float = _STEP) -> int:

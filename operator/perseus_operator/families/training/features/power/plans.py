@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from perseus_core.grain import Grain
 from perseus_core.units import mean_power_w
 from perseus_operator.api.job import JobSpec
 from perseus_operator.budgets.allocation import ROUNDING_W, Claim, Share
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
-from perseus_operator.solving.view import FrontierView, Grain
+from perseus_operator.solving.view import FrontierView
 
 
 def replicas_of(spec: JobSpec) -> int:

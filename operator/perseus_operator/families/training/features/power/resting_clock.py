@@ -7,9 +7,9 @@ is the highest at which each of them may run its most power-hungry instruction w
 
 from __future__ import annotations
 
+from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.units import w_from_mw
 from perseus_operator.budgets.allocation import Share
-from perseus_operator.nodes.lease_clock import DEFAULT_CLOCKS, RestingClock
 from perseus_operator.solving.view import FrontierView
 
 
@@ -26,7 +26,7 @@ def resting_clock(share: Share | None, frontier: FrontierView | None, replicas: 
         what an earlier operator had asked for.
     """
     if share is None:
-        return DEFAULT_CLOCKS
+        return NO_RESTING_CLOCK
     watts = share.watts
     if watts is None or frontier is None or not frontier.ceilings_mw:
         return RestingClock(0, share.hold_s)

@@ -21,7 +21,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.families.training.facts import Facts
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.objective import Target, target_of
 from perseus_operator.families.training.features.power.plans import replicas_of
@@ -93,7 +93,7 @@ class ProfileParts:
 
     progress: ProfilingProgress
     inputs: InputProgress
-    basis: Basis
+    basis: PlanBasis
     without_plan: Measured | None
 
 
@@ -143,7 +143,7 @@ def next_sweep_cost(parts: ProfileParts, facts: Facts) -> SweepCost | None:
     """
     spec, own, history = facts.spec, parts.progress, facts.history
     online = spec.profile.online
-    estimated = parts.basis is not Basis.PROFILE
+    estimated = parts.basis is not PlanBasis.PROFILE
     if online is None or own.sweep is not None or not (_is_missing(parts.inputs) or estimated):
         return None
     common = _common_clocks(facts.nodes)

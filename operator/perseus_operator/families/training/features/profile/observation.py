@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from perseus_operator.families.training.features.frontier.basis import Basis
+from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.profile.reading import Reading
 
 ITERATIONS: Final = 5
@@ -25,7 +25,7 @@ class Observation:
     observed_iterations: int = 0
     obstacle: str = ""
     """Why the latest iteration could not be used; empty: it could."""
-    basis: Basis = Basis.PROFILE
+    basis: PlanBasis = PlanBasis.PROFILE
     basis_source: str = ""
     """The same in a clause."""
 
@@ -41,6 +41,6 @@ class Observation:
         """The training starts again, or another program runs under the same name."""
         self.observed, self.observed_iterations, self.obstacle = None, 0, ""
 
-    def basis_accepted(self, basis: Basis, source: str) -> None:
+    def basis_accepted(self, basis: PlanBasis, source: str) -> None:
         """Plans are made from this from now on."""
         self.basis, self.basis_source = basis, source

@@ -13,7 +13,7 @@ from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Rank
 
 
-class Cause(StrEnum):
+class StragglerCause(StrEnum):
     """What slows a pipeline."""
 
     THERMAL = "Thermal"
@@ -28,17 +28,17 @@ class Cause(StrEnum):
 
 
 _BY_KIND: Final = {
-    "THERMAL_SLOWDOWN": Cause.THERMAL,
-    "POWER_BRAKE": Cause.POWER,
-    "POWER_CAP": Cause.POWER,
-    "HARDWARE_SLOWDOWN": Cause.CLOCK,
-    "DRIFT": Cause.CLOCK,
-    "FOREIGN_WRITE": Cause.CLOCK,
+    "THERMAL_SLOWDOWN": StragglerCause.THERMAL,
+    "POWER_BRAKE": StragglerCause.POWER,
+    "POWER_CAP": StragglerCause.POWER,
+    "HARDWARE_SLOWDOWN": StragglerCause.CLOCK,
+    "DRIFT": StragglerCause.CLOCK,
+    "FOREIGN_WRITE": StragglerCause.CLOCK,
 }
-"""By kind of GPU event. Of several causes the first in the order of ``Cause`` counts: heat and power lower clocks."""
+"""By kind of GPU event. Of several the first in the order of ``StragglerCause`` counts: heat and power lower clocks."""
 
 
-def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> Cause:
+def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> StragglerCause:
     """Find the most likely cause of a straggler.
 
     Args:
@@ -51,11 +51,11 @@ def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> Cause:
         ``UNKNOWN``.
     """
     reported = {_BY_KIND[kind] for _, kind, _ in gpu_events(nodes, dp) if kind in _BY_KIND}
-    for cause in Cause:
+    for cause in StragglerCause:
         if cause in reported:
             return cause
     slow = dp in detector.slowdowns and not detector.stages.get(dp)
-    return Cause.COMMUNICATION if slow and dp in detector.paced else Cause.UNKNOWN
+    return StragglerCause.COMMUNICATION if slow and dp in detector.paced else StragglerCause.UNKNOWN
 
 
 def gpu_events(nodes: JobNodes, dp: int) -> list[tuple[Rank, str, str]]:
