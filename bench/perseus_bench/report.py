@@ -207,7 +207,13 @@ def report_json(report: AcceptanceReport) -> dict[str, Any]:
         body["pipeline"]["time_deviation_percent"] = report.pipeline.time_deviation_percent
         body["pipeline"]["energy_deviation_percent"] = report.pipeline.energy_deviation_percent
     latency = report.latency()
-    body["switch_latency"] = asdict(latency) if latency else None
+    body["switch_latency"] = latency and {
+        "p50_s": latency.p50_s,
+        "p99_s": latency.p99_s,
+        "call_s": latency.call_s,
+        "shared_lock": latency.shared_lock,
+        "source": latency.source,
+    }
     for private in ("gpu_uuid", "node_name"):
         if not body[private]:
             del body[private]

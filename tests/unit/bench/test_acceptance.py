@@ -306,7 +306,11 @@ def test_the_report_says_everything_it_has(report: AcceptanceReport) -> None:
         assert str(number) in text
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
-    assert json.loads(json.dumps(report_json(report)))["gpu_model"] == report.gpu_model
+    body = json.loads(json.dumps(report_json(report)))
+    assert body["gpu_model"] == report.gpu_model
+    assert {*body["switch_latency"]} == {"p50_s", "p99_s", "call_s", "shared_lock", "source"}, (
+        "as docs/acceptance.md says"
+    )
 
 
 def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: AcceptanceReport) -> None:
