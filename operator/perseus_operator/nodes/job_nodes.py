@@ -6,7 +6,7 @@ forgotten, processes join that count their iterations from their own start, a fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from typing import Final
 
 from perseus_operator.nodes.gpu import Gpu
@@ -34,6 +34,10 @@ class JobNodes(Mapping[str, Node]):
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def values(self) -> ValuesView[Node]:
+        """All nodes, without a look-up for each: there are thousands of them."""
+        return self._nodes.values()
 
     # ---------------------------------------------------------------------------------------------------------- events
 
