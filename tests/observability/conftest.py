@@ -19,6 +19,7 @@ import pytest
 import yaml
 from kubernetes import client
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from tests.waiting import PATIENCE_S
 
@@ -224,7 +225,9 @@ class Browser:
         self.driver.get(f"{self.base}/#{fragment}")
 
     def text(self, selector: str) -> str:
-        return self.driver.find_element(By.CSS_SELECTOR, selector).text
+        while True:
+            with contextlib.suppress(StaleElementReferenceException):  # the page has drawn it anew in between
+                return self.driver.find_element(By.CSS_SELECTOR, selector).text
 
     def count(self, selector: str) -> int:
         return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
