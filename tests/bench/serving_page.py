@@ -6,6 +6,7 @@ Run it on the machine that measured: ``.venv/bin/python -m tests.bench.serving_p
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +66,13 @@ The best fixed clock is chosen afterwards, among those whose attainment is not b
 """
 
 
+def _wrapped(line: str) -> str:
+    """Wrap an item of a list at 120 characters."""
+    if not line.startswith("- "):
+        return line
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def main() -> None:
     """Write the page and the picture."""
     cells = stored()
@@ -74,7 +82,7 @@ def main() -> None:
         ),
         middle="\n\n".join(_middle(trace, *_of(cells, trace)) for trace in REPLICAS),
         cells="\n".join(_rows(cells.values())),
-        conclusions="\n".join(_conclusions(cells.values())),
+        conclusions="\n".join(map(_wrapped, _conclusions(cells.values()))),
     )
     (DOCS / "serving.md").write_text(page, encoding="utf-8")
     draw({trace: _of(cells, trace)[1] for trace in REPLICAS}, DOCS / "images" / "serving.png")

@@ -355,12 +355,7 @@ def parse_spec(model: type[T], raw: object) -> T:
         InvalidSpec: one line, ``spec.field: rule``.
 
     >>> from perseus_operator.api.job import JobSpec
-    >>> profile = {"configMapRef": {"name": "gpt3"}, "blockingPowerMilliwatts": 80000}
-    >>> pipeline = {"schedule": "1F1B", "stages": 4, "microbatches": 8}
-    >>> spec = parse_spec(JobSpec, {"pipeline": pipeline, "profile": profile})
-    >>> spec.objective.type, spec.pipeline.data_parallel
-    (<ObjectiveType.MAX_THROUGHPUT: 'MaxThroughput'>, 1)
-    >>> parse_spec(JobSpec, {"pipeline": {"schedule": "1F1B", "stages": 4}, "profile": profile})
+    >>> parse_spec(JobSpec, {"pipeline": {"schedule": "1F1B", "stages": 4}})
     Traceback (most recent call last):
     perseus_operator.errors.InvalidSpec: spec.pipeline: microbatches must be set for a schedule by name
     """

@@ -218,8 +218,7 @@ class JobRunner:
             return _NEVER_S
         with services.metrics.reconcile_seconds.time():
             decision = self.family.decide(now)
-            for action in decision.actions:
-                self.family.start(action)
+            self.family.act(decision)
             wake_at_s = min(decision.wake_at_s, self._command_nodes(decision, now), self._delete_in_time(now))
             report_s = self._status.report(job, self.family.report(decision), now)
             self._trace.reported(self._status.stored, job.generation)

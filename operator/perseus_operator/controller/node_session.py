@@ -175,7 +175,9 @@ class NodeSession:
             return ()
 
     async def _push(self, node: Node, address: str, action: Push) -> None:
-        plans = await self._family().plans(action)
+        source = self._family().plan_source
+        assert source is not None, "a family without a source intends no plans"
+        plans = await source.plans(action)
         plan_set, pushed = plans.plan_set, node.plans.pushed
         # The same plans of another frontier may have been rehearsed under other latencies.
         others = plans.changes and pushed is not None and pushed.digest != action.plans
@@ -183,7 +185,7 @@ class NodeSession:
             await self._services.agents.push(
                 address, job_uid=self._job.ref.uid, epoch=self._epoch, plan_set=plan_set, changes=plans.changes
             )
-        beside = action.beside and not self._family().follows(action.plans)  # they may have been adopted meanwhile
+        beside = action.beside and not source.follows(action.plans)  # they may have been adopted meanwhile
         noted = node.plans.stored_beside if beside else node.plans.stored
         noted(StoredPlans(plan_set.plan_id, action.plans, action.stages))
 

@@ -54,8 +54,25 @@ class Plans:
     changes: Sequence[ClockTimes]
 
 
+class PlanSource(Protocol):
+    """What makes the plans that a family intends."""
+
+    async def plans(self, action: Push) -> Plans:
+        """Return the plans that an agent is to be sent."""
+        ...
+
+    def follows(self, digest: str) -> bool:
+        """Whether plans of this digest are in force now."""
+        ...
+
+
 class Family(Protocol):
     """One job of this kind."""
+
+    @property
+    def plan_source(self) -> PlanSource | None:
+        """What makes its plans; None: it intends none."""
+        return None
 
     @property
     def solved(self) -> SolvedFrontier | None:
@@ -121,17 +138,8 @@ class Family(Protocol):
         """Decide what the agents shall hold; asked twice without a change in between, it decides the same."""
         ...
 
-    def start(self, action: Any) -> None:
-        """Start one of the actions that were decided."""
-        raise NotImplementedError(type(action).__name__)
-
-    async def plans(self, action: Push) -> Plans:
-        """Return the plans that an agent is to be sent."""
-        raise NotImplementedError(f"a family without plans intends {action.plans}")
-
-    def follows(self, digest: str) -> bool:
-        """Whether plans of this digest are in force now."""
-        raise NotImplementedError(f"a family without plans is asked for {digest}")
+    def act(self, decision: Any) -> None:
+        """Start the actions that this family has decided; there are none but its own."""
 
     def member(self, now: Now, *, settled: bool) -> Member:
         """Say what the job draws, and what a watt is worth to it.

@@ -103,7 +103,8 @@ def test_nothing_is_concluded_from_no_changes_and_of_latencies_that_do_not_scatt
 def test_the_more_changes_the_nearer_to_their_own_median(few: int, more: int, factor: float) -> None:
     measured_us = factor * TYPICAL.p50_us
     sooner, later = (by_clock(TYPICAL, {900: (changes, measured_us)})[900] for changes in (few, few + more))
-    assert abs(later.p50_us - measured_us) <= abs(sooner.p50_us - measured_us) + 1
+    off = [abs(math.log(one.p50_us / measured_us)) for one in (sooner, later)]
+    assert off[1] <= off[0] + 1 / later.p50_us, "to the microsecond"
 
 
 @given(st.integers(0, MAX_LATENCY_US), st.integers(0, MAX_LATENCY_US))

@@ -38,7 +38,7 @@ from perseus_operator.families.training.work.frontier_loader import FrontierLoad
 from perseus_operator.families.training.work.observer import Observer
 from perseus_operator.families.training.work.profiler import Profiler
 from perseus_operator.families.training.work.solve_inputs import SolveInputs
-from perseus_operator.jobs.family import Family, Plans, Surroundings
+from perseus_operator.jobs.family import Family, Plans, PlanSource, Surroundings
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.nodes.actions import Push
 from perseus_operator.nodes.iterations import Report
@@ -73,6 +73,11 @@ class TrainingFamily(Family):
     def solved(self) -> SolvedFrontier | None:
         """The frontier in force with its plans; None: there is none."""
         return self._frontier.solved
+
+    @property
+    def plan_source(self) -> PlanSource:
+        """See ``Family``."""
+        return self
 
     # --------------------------------------------------------------------------------------------------------- observe
 
@@ -171,9 +176,10 @@ class TrainingFamily(Family):
             if self.training.schedule_wanted:
                 self._spawn(self._inputs.collect_schedule(), None)
 
-    def start(self, action: Any) -> None:
+    def act(self, decision: TrainingDecision) -> None:
         """See ``Family``."""
-        self._STARTS[type(action)](self, action)
+        for action in decision.actions:
+            self._STARTS[type(action)](self, action)
 
     def _read_inputs(self, _: ReadInputs) -> None:
         self.training.inputs.read_started()
@@ -219,7 +225,7 @@ class TrainingFamily(Family):
     }
 
     async def plans(self, action: Push) -> Plans:
-        """Return plans of a frontier, in force or coming, or the clocks of a sweep."""
+        """See ``PlanSource``: of a frontier, in force or coming, or the clocks of a sweep."""
         solved = self._frontier.find(action.plans)
         if solved is not None:
             plan_set = await self._services.cache.plan_set(solved, action.stages)
@@ -239,7 +245,7 @@ class TrainingFamily(Family):
         return [times for times in known if times.mhz in wanted]
 
     def follows(self, digest: str) -> bool:
-        """See ``Family``."""
+        """See ``PlanSource``."""
         frontier = self.training.frontier
         return frontier is not None and frontier.digest == digest
 
