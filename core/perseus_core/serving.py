@@ -5,9 +5,12 @@ Standard library only: engines import it too.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 DEFAULT_CLOCKS: Final = 0
@@ -18,6 +21,24 @@ MOST_SHARES: Final = 1024
 """Requests that got their first token, or ended, between two samples: vLLM's default runs at most as many at once."""
 MOST_EDGES: Final = 64
 """Edges of a table in one direction."""
+
+
+_PLACES_OF_OCTAVE: Final = 16
+_SHORTEST_US: Final = 1_000
+TIME_EDGES_US: Final = tuple(
+    round(_SHORTEST_US * 2.0 ** (place / _PLACES_OF_OCTAVE)) for place in range(17 * _PLACES_OF_OCTAVE)
+)
+"""Upper edges between which times of requests are counted, from 1 ms to two minutes, 4.4 % apart; a longer one is
+counted at the place after the last. A time is judged as its upper edge: never as kept when it was missed."""
+
+
+def place_of(seconds: float) -> int:
+    """Return the place in `TIME_EDGES_US` at which a time is counted; its length for a longer one.
+
+    >>> place_of(0.001), place_of(0.00101), place_of(1e9) == len(TIME_EDGES_US)
+    (0, 1, True)
+    """
+    return bisect_left(TIME_EDGES_US, seconds * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +131,64 @@ class ClockTable:
     def boosted_mhz(self, prompts: int) -> int:
         """Return the clock for so many prompts that wait or are computed, at least one."""
         return self.boost_mhz[min(prompts, len(self.boost_mhz)) - 1]
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """What requests were promised.
+
+    Attributes:
+        first_token_s: from the arrival to the first token; None: no limit.
+        per_token_s: mean time between the tokens of one request; None: no limit.
+        attainment: share of the requests that shall keep each limit.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field and the rule.
+    """
+
+    first_token_s: float | None
+    per_token_s: float | None
+    attainment: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name in ("first_token_s", "per_token_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.001 <= value <= 3600.0:
+                raise ValueError(f"{name} must be from 0.001 to 3600")
+        if not 0.0 < self.attainment < 1.0:
+            raise ValueError("attainment must be above 0 and below 1")
+
+
+FOLLOW_TABLE: Final = -1
+"""As the clock of an order: that of the table, which follows the load."""
+
+
+@dataclass(frozen=True)
+class EngineOrders:
+    """At which clocks the engines in the pods of one job run.
+
+    Attributes:
+        limits: of their requests.
+        table: None: no pod may follow one.
+        clocks_mhz: by the UID of the pod: `FOLLOW_TABLE`, one clock in MHz to hold while the engine says what it does,
+            or `DEFAULT_CLOCKS`, at which those run that are not named.
+
+    Raises:
+        ValueError: a pod is to follow a table, and there is none.
+    """
+
+    limits: ServingLimits
+    table: ClockTable | None = None
+    clocks_mhz: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.table is None and FOLLOW_TABLE in self.clocks_mhz.values():
+            raise ValueError("clocks_mhz must not follow a table where there is none")
+        if min(self.clocks_mhz.values(), default=0) < FOLLOW_TABLE:
+            raise ValueError("clocks_mhz must be clocks, 0, or -1 to follow the table")
+
+    @property
+    def orders_id(self) -> str:
+        """SHA-256 over all of it, in hexadecimal digits, by which an agent says what it holds."""
+        written = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(written.encode()).hexdigest()

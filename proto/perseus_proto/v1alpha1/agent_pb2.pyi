@@ -74,20 +74,22 @@ class DescribeNodeRequest(_message.Message):
     def __init__(self, with_schedules: _Optional[bool] = ...) -> None: ...
 
 class NodeDescription(_message.Message):
-    __slots__ = ("node_name", "agent_version", "driver_version", "gpus", "ranks", "leases")
+    __slots__ = ("node_name", "agent_version", "driver_version", "gpus", "ranks", "leases", "engines")
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     agent_version: str
     driver_version: str
     gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
-    def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+    engines: _containers.RepeatedCompositeFieldContainer[Engine]
+    def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency", "max_power_mw")
@@ -220,7 +222,7 @@ class Container(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description")
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description", "orders_id")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,7 @@ class Lease(_message.Message):
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_ID_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     remaining_ms: int
@@ -235,7 +238,8 @@ class Lease(_message.Message):
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
     clock: LeaseClock
     description: int
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ...) -> None: ...
+    orders_id: str
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ..., orders_id: _Optional[str] = ...) -> None: ...
 
 class LeaseClock(_message.Message):
     __slots__ = ("clock_mhz", "gpus")
@@ -373,6 +377,88 @@ class SelectPlanResponse(_message.Message):
     furthest_iteration: int
     def __init__(self, furthest_iteration: _Optional[int] = ...) -> None: ...
 
+class Engine(_message.Message):
+    __slots__ = ("pod_uid", "pid", "name", "version", "model", "parallelism", "flags", "gpu_uuids")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    pid: int
+    name: str
+    version: str
+    model: str
+    parallelism: str
+    flags: _containers.RepeatedCompositeFieldContainer[EngineFlag]
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pod_uid: _Optional[str] = ..., pid: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., model: _Optional[str] = ..., parallelism: _Optional[str] = ..., flags: _Optional[_Iterable[_Union[EngineFlag, _Mapping]]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EngineFlag(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class ClockTable(_message.Message):
+    __slots__ = ("running", "kv_share_ppm", "clocks_mhz", "ladder_mhz", "boost_mhz")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_SHARE_PPM_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
+    LADDER_MHZ_FIELD_NUMBER: _ClassVar[int]
+    BOOST_MHZ_FIELD_NUMBER: _ClassVar[int]
+    running: _containers.RepeatedScalarFieldContainer[int]
+    kv_share_ppm: _containers.RepeatedScalarFieldContainer[int]
+    clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
+    ladder_mhz: _containers.RepeatedScalarFieldContainer[int]
+    boost_mhz: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, running: _Optional[_Iterable[int]] = ..., kv_share_ppm: _Optional[_Iterable[int]] = ..., clocks_mhz: _Optional[_Iterable[int]] = ..., ladder_mhz: _Optional[_Iterable[int]] = ..., boost_mhz: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ServingLimits(_message.Message):
+    __slots__ = ("first_token_us", "per_token_us", "attainment_ppm")
+    FIRST_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_PPM_FIELD_NUMBER: _ClassVar[int]
+    first_token_us: int
+    per_token_us: int
+    attainment_ppm: int
+    def __init__(self, first_token_us: _Optional[int] = ..., per_token_us: _Optional[int] = ..., attainment_ppm: _Optional[int] = ...) -> None: ...
+
+class EngineOrder(_message.Message):
+    __slots__ = ("pod_uid", "follow_table", "clock_mhz")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_TABLE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    follow_table: bool
+    clock_mhz: int
+    def __init__(self, pod_uid: _Optional[str] = ..., follow_table: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
+
+class OrderEnginesRequest(_message.Message):
+    __slots__ = ("job_uid", "epoch", "table", "limits", "orders")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    table: ClockTable
+    limits: ServingLimits
+    orders: _containers.RepeatedCompositeFieldContainer[EngineOrder]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[_Union[ClockTable, _Mapping]] = ..., limits: _Optional[_Union[ServingLimits, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[EngineOrder, _Mapping]]] = ...) -> None: ...
+
+class OrderEnginesResponse(_message.Message):
+    __slots__ = ("orders_id",)
+    ORDERS_ID_FIELD_NUMBER: _ClassVar[int]
+    orders_id: str
+    def __init__(self, orders_id: _Optional[str] = ...) -> None: ...
+
 class WatchTelemetryRequest(_message.Message):
     __slots__ = ("job_uid", "combine_ranks")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
@@ -390,16 +476,92 @@ class TelemetryBatch(_message.Message):
     def __init__(self, dropped: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TelemetryEvent, _Mapping]]] = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("rank_joined", "rank_left", "iteration", "gpu")
+    __slots__ = ("rank_joined", "rank_left", "iteration", "gpu", "engine_joined", "engine_left", "window")
     RANK_JOINED_FIELD_NUMBER: _ClassVar[int]
     RANK_LEFT_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_JOINED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     rank_joined: Rank
     rank_left: Rank
     iteration: IterationReport
     gpu: GpuEvent
-    def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
+    engine_joined: Engine
+    engine_left: Engine
+    window: EngineWindow
+    def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ..., engine_joined: _Optional[_Union[Engine, _Mapping]] = ..., engine_left: _Optional[_Union[Engine, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ...) -> None: ...
+
+class EngineWindow(_message.Message):
+    __slots__ = ("pod_uid", "pid", "number", "time_us", "clock_mhz", "changed", "default_us", "mhz_us", "running_milli", "kv_share_ppm", "steps", "steps_us", "prompt_steps", "prompt_steps_us", "prompt_tokens", "generated_tokens", "energy_mj", "has_energy", "median_clock_mhz", "waiting", "preempted", "requests", "first_tokens", "tokens", "held")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_US_FIELD_NUMBER: _ClassVar[int]
+    MHZ_US_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_MILLI_FIELD_NUMBER: _ClassVar[int]
+    KV_SHARE_PPM_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_US_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_STEPS_US_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENERGY_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    pid: int
+    number: int
+    time_us: int
+    clock_mhz: int
+    changed: bool
+    default_us: int
+    mhz_us: int
+    running_milli: int
+    kv_share_ppm: int
+    steps: int
+    steps_us: int
+    prompt_steps: int
+    prompt_steps_us: int
+    prompt_tokens: int
+    generated_tokens: int
+    energy_mj: int
+    has_energy: bool
+    median_clock_mhz: int
+    waiting: int
+    preempted: int
+    requests: int
+    first_tokens: Times
+    tokens: Times
+    held: _containers.RepeatedCompositeFieldContainer[HeldFor]
+    def __init__(self, pod_uid: _Optional[str] = ..., pid: _Optional[int] = ..., number: _Optional[int] = ..., time_us: _Optional[int] = ..., clock_mhz: _Optional[int] = ..., changed: _Optional[bool] = ..., default_us: _Optional[int] = ..., mhz_us: _Optional[int] = ..., running_milli: _Optional[int] = ..., kv_share_ppm: _Optional[int] = ..., steps: _Optional[int] = ..., steps_us: _Optional[int] = ..., prompt_steps: _Optional[int] = ..., prompt_steps_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., median_clock_mhz: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted: _Optional[int] = ..., requests: _Optional[int] = ..., first_tokens: _Optional[_Union[Times, _Mapping]] = ..., tokens: _Optional[_Union[Times, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldFor, _Mapping]]] = ...) -> None: ...
+
+class Times(_message.Message):
+    __slots__ = ("places", "counts")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, places: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HeldFor(_message.Message):
+    __slots__ = ("reason", "time_us")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    time_us: int
+    def __init__(self, reason: _Optional[str] = ..., time_us: _Optional[int] = ...) -> None: ...
 
 class IterationReport(_message.Message):
     __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited", "own_time", "tensor_parallel_ranks", "computing_us")

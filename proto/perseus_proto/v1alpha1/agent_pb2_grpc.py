@@ -69,6 +69,11 @@ class AgentStub:
                 request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
                 response_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
                 _registered_method=True)
+        self.OrderEngines = channel.unary_unary(
+                '/perseus.v1alpha1.Agent/OrderEngines',
+                request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesRequest.SerializeToString,
+                response_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesResponse.FromString,
+                _registered_method=True)
         self.WatchTelemetry = channel.unary_stream(
                 '/perseus.v1alpha1.Agent/WatchTelemetry',
                 request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.WatchTelemetryRequest.SerializeToString,
@@ -131,9 +136,17 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OrderEngines(self, request, context):
+        """Says at which clocks the serving engines in the job's pods run from now on: by a table that follows their load, or at one clock.
+        Replaces what was ordered before, whole; accepted whole or refused whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchTelemetry(self, request, context):
-        """Streams ranks that join and leave, iterations with their timings and energy, and GPU events. A slow reader loses the oldest
-        events; each batch counts the losses.
+        """Streams ranks and engines that join and leave, iterations with their timings and energy, what engines did, and GPU events. A slow
+        reader loses the oldest events; each batch counts the losses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +189,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.SelectPlans,
                     request_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.FromString,
                     response_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.SerializeToString,
+            ),
+            'OrderEngines': grpc.unary_unary_rpc_method_handler(
+                    servicer.OrderEngines,
+                    request_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesRequest.FromString,
+                    response_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesResponse.SerializeToString,
             ),
             'WatchTelemetry': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchTelemetry,
@@ -372,6 +390,33 @@ class Agent:
             '/perseus.v1alpha1.Agent/SelectPlans',
             perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
             perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OrderEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/perseus.v1alpha1.Agent/OrderEngines',
+            perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesRequest.SerializeToString,
+            perseus__proto_dot_v1alpha1_dot_agent__pb2.OrderEnginesResponse.FromString,
             options,
             channel_credentials,
             insecure,
