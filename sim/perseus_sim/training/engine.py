@@ -12,9 +12,10 @@ import random
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
+from perseus_sim.gpus.clock_in_effect import ClockInEffect, Gpu
+from perseus_sim.gpus.shared_gpu import Physics
 
 _LEAST_US: Final = 1e-3
 """Work that is not worth a turn: after a day, microseconds as floats differ by 1e-5 at least."""
@@ -61,21 +62,6 @@ class Table:
         )
 
 
-class Gpu(Protocol):
-    """What an engine moves: ``shared_gpu.SharedGpu``, or ``shim_gpu.ShimGpu`` on a real node."""
-
-    spec: GpuSpec
-
-    def physics(self) -> Physics: ...
-    def advance(self, physics: Physics) -> None: ...
-    def requested(self) -> Request: ...
-    def requested_ns(self) -> int: ...
-    def settle_us(self) -> int: ...
-    def capped(self) -> tuple[int, int]: ...
-    @property
-    def locked_mhz(self) -> int: ...
-
-
 class Engine:
     """Virtual time of one GPU: spends it on work and on waiting, and books the energy."""
 
@@ -92,10 +78,7 @@ class Engine:
         self._now_us = float(physics.now_us)
         self._energy_uj = float(physics.energy_uj)
         self._anchor = (self._now_us, time.monotonic_ns())
-        self._seen = gpu.requested()
-        self._clock_mhz = gpu.locked_mhz
-        self._pending: list[tuple[float, int]] = []
-        """Clocks that were requested and are not in effect yet, with the moments at which they will be."""
+        self._clock = ClockInEffect(gpu)
         self._unanswered = 0
         self._running = _NOTHING_RUNS
 
@@ -110,7 +93,7 @@ class Engine:
     @property
     def clock_mhz(self) -> int:
         """The clock in force."""
-        return self._effective_mhz()
+        return self._clock.mhz
 
     def pace_from(self, now_us: float, wall_ns: int) -> None:
         """From here on, virtual time ``now_us`` belongs to the wall time."""
@@ -135,11 +118,12 @@ class Engine:
         left, left_us = 1.0, math.inf
         while left_us > _LEAST_US:
             self._notice(self._now_us)
-            self._settle()
-            time_us, power_mw = table.at(self._effective_mhz())
+            self._clock.settle(self._now_us)
+            time_us, power_mw = table.at(self._clock.mhz)
             time_us *= factor
             finish_us = self._now_us + left * time_us
-            until_us = min(finish_us, self._pending[0][0]) if self._pending else finish_us
+            changes_us = self._clock.changes_us
+            until_us = finish_us if changes_us is None else min(finish_us, changes_us)
             self._running = self._now_us, left, time_us
             self._spend(self._now_us, power_mw)  # a reader of the GPU sees what it draws now
             until_us = self._sleep_through(until_us)
@@ -157,7 +141,7 @@ class Engine:
     def await_agent(self) -> None:
         """The agent was woken because the next instruction wants another clock: let it write."""
         deadline_s = time.monotonic() + _AGENT_NEIGHBOUR_TIMEOUT_S
-        while self._gpu.requested() == self._seen:
+        while not self._clock.requested:
             if self._unanswered >= _TIMEOUTS_TO_GIVE_UP:
                 return
             if time.monotonic() > deadline_s:
@@ -166,21 +150,12 @@ class Engine:
             time.sleep(_AGENT_POLL_S)
         self._notice(self._now_us)
 
-    def _effective_mhz(self) -> int:
-        wanted = self._clock_mhz or self._gpu.spec.default_clock_mhz
-        limit = self._gpu.capped()[0]
-        return min(wanted, limit) if limit else wanted
-
     def _notice(self, latest_us: float) -> bool:
-        """Take up a request that came until this moment: the clock changes after the GPU's latency. A request before it
-        whose clock would be in effect later is void."""
-        request = self._gpu.requested()
-        if request == self._seen:
+        """Take up a request that came until this moment; whether there is one."""
+        if not self._clock.requested:
             return False
-        self._seen = request
         self._unanswered = 0
-        effect_us = self._requested_us(latest_us) + self._gpu.settle_us()
-        self._pending = [change for change in self._pending if change[0] < effect_us] + [(effect_us, request.mhz)]
+        self._clock.take_up(self._requested_us(latest_us))
         return True
 
     def _requested_us(self, latest_us: float) -> float:
@@ -189,10 +164,6 @@ class Engine:
             return latest_us
         virtual_us, wall_ns = self._anchor
         return min(latest_us, virtual_us + (self._gpu.requested_ns() - wall_ns) / 1000 * self._speed)
-
-    def _settle(self) -> None:
-        while self._pending and self._pending[0][0] <= self._now_us:
-            self._clock_mhz = self._pending.pop(0)[1]
 
     def _spend(self, until_us: float, power_mw: float) -> None:
         """Let time pass at a power: here alone do time and energy grow."""
@@ -208,7 +179,7 @@ class Engine:
         until_us = min(until_us, self._now_us + _SLICE_S * 1e6 * self._speed)
         self._sleep(until_us)
         if self._notice(until_us):
-            return max(self._now_us, min(until_us, self._pending[0][0]))
+            return max(self._now_us, min(until_us, self._clock.changes_us or until_us))
         return until_us
 
     def _sleep(self, until_us: float | None = None) -> None:

@@ -24,9 +24,10 @@ import perseus_client
 from perseus_client.session import Session
 from perseus_core.gpus import BACKWARD_RATIO
 from perseus_core.units import s_from_us, us_from_ns
+from perseus_sim.gpus.clock_in_effect import Gpu
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
-from perseus_sim.training.engine import Engine, Gpu, Table
+from perseus_sim.training.engine import Engine, Table
 
 Tables = dict[str, dict[str, list[float]]]
 """Fields of ``engine.Table`` by kind of instruction."""
@@ -80,8 +81,8 @@ class WallEngine(Engine):
 
     def _sleep_through(self, until_us: float) -> float:
         while (now_us := monotonic_us()) < until_us:
-            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)):
-                return min(until_us, self._pending[0][0])
+            if self._notice(max(self._now_us, now_us)):
+                return min(until_us, self._clock.changes_us or until_us)
             time.sleep(min(_LOOK_S, s_from_us(until_us - now_us)))
         return until_us
 

@@ -14,7 +14,8 @@ import struct
 from typing import Any, Final
 
 import perseus_client
-from perseus_sim.training.engine import Engine, Gpu, Table
+from perseus_sim.gpus.clock_in_effect import Gpu
+from perseus_sim.training.engine import Engine, Table
 
 MESSAGE: Final = struct.Struct("<IIQ")  # iteration, instruction on the sender's stage, virtual time of its end
 

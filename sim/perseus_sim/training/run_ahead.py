@@ -23,8 +23,8 @@ from perseus_core.marks import MarkSource
 from perseus_core.units import s_from_us, us_from_ns
 from perseus_proto.channel import ChannelWriter
 from perseus_proto.hello import Hello, Timing, make_schedule
+from perseus_sim.gpus.clock_in_effect import Gpu
 from perseus_sim.gpus.shared_gpu import Physics
-from perseus_sim.training.engine import Gpu
 from perseus_sim.training.rank import JobLost, SimulatedRank
 from perseus_sim.training.stream import Event, Stream, StreamDriver
 

@@ -315,7 +315,7 @@ def test_a_later_request_does_not_void_a_change_that_is_under_way(tmp_path: Path
             gpu.request(mhz, settle_us)
             engine.block()
             engine.wait_until(engine.now_us)
-        assert [mhz for _, mhz in engine._pending] == clocks
+        assert [mhz for _, mhz in engine._clock.coming] == clocks
 
 
 def test_a_request_that_comes_while_the_gpu_waits_counts_from_then(
@@ -336,7 +336,7 @@ def test_a_request_that_comes_while_the_gpu_waits_counts_from_then(
     engine = Engine(gpu, speed=1.0, noise=0.0, seed=1)
     engine.wait_until(10_000.0)
     engine.wait_until(engine.now_us)
-    assert engine._pending == [(7_000.0, 1000)]
+    assert engine._clock.coming == [(7_000.0, 1000)]
 
 
 @pytest.mark.timeout(20)
