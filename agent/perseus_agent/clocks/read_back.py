@@ -19,9 +19,6 @@ STRIKES: Final = 3
 HISTORY: Final = 1_024
 """Writes remembered for the read-back: at the default bound, more than fit into the default time to settle."""
 
-_EXPLAINED: Final = ~EventReason.NONE
-"""Any reason explains a clock below the requested one; no reason explains a clock above it."""
-
 
 class Verdict(Enum):
     """What a read-back says."""
@@ -72,7 +69,8 @@ class ReadBack:
             self._strikes = 0
             return Verdict.AGREES
         highest = max(mhz for mhz in expected if mhz is not None)
-        if clock_mhz < highest and reasons & _EXPLAINED:
+        # Any reason explains a clock below the requested one, and none a clock above it.
+        if clock_mhz < highest and reasons:
             return Verdict.EXPLAINED  # neither agreement nor disagreement
         # A lock reads the same every time; what makes the clock wander is not a setting of another program.
         steady = self._strikes == 0 or clock_mhz == self._striking_mhz

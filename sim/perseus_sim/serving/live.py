@@ -10,15 +10,39 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Self
 
-from perseus_sim.serving.engine import Engine
+from perseus_sim.serving.engine import Engine, Load, Served
 from perseus_sim.serving.exposition import EngineMetrics
 from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.requests import Request
 
 _TICK_S: Final = 0.005
 """About the shortest iteration: a page is never older than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One that is over.
+
+    Attributes:
+        seconds: that it took.
+        decoding: sequences that got one more token.
+        prompt_tokens: that were computed.
+        started: requests that got their first token.
+        finished: requests that ended.
+        preempted: requests that gave their memory back.
+        load: as its scheduler has just arranged the next.
+    """
+
+    seconds: float
+    decoding: int
+    prompt_tokens: int
+    started: Sequence[Served]
+    finished: Sequence[Served]
+    preempted: int
+    load: Load
 
 
 class LiveEngine:
@@ -32,6 +56,7 @@ class LiveEngine:
         metrics: what its page shows.
         faster: so many times faster than real time; what the page calls seconds are those of the engine.
         clock: seconds of a clock that never goes back.
+        ended: called with each iteration when it is over.
     """
 
     def __init__(
@@ -42,7 +67,9 @@ class LiveEngine:
         *,
         faster: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        ended: Callable[[Iteration], None] = lambda _: None,
     ) -> None:
+        self._ended = ended
         self._engine = Engine(machine, machine.clocks_mhz[-1])
         self._requests = deque(requests)
         self._metrics = metrics
@@ -76,11 +103,11 @@ class LiveEngine:
             self._advance()
             return self._engine.joules
 
-    def set_clock(self, clock_mhz: int) -> None:
-        """Let all of its GPUs run at one of its machine's clocks from now on."""
+    def set_clocks(self, slowest_mhz: int, fastest_mhz: int) -> None:
+        """Let its GPUs run at these clocks from now on: the slowest of them, and the fastest."""
         with self._lock:
             self._advance()
-            self._engine.set_clocks(clock_mhz, clock_mhz)
+            self._engine.set_clocks(slowest_mhz, fastest_mhz)
 
     def advance(self) -> None:
         """Serve until now."""
@@ -115,17 +142,18 @@ class LiveEngine:
             return
         engine.advance(engine.ends_s)
         duration_s, self._begun_s = engine.now_s - self._begun_s, engine.now_s
-        for served in engine.started[self._started :]:
+        started, finished = engine.started[self._started :], engine.finished[self._finished :]
+        self._started, self._finished = len(engine.started), len(engine.finished)
+        for served in started:
             metrics.first_token(
                 served.first_token_s - served.request.arrival_s,
                 prompt_tokens=served.request.prompt_tokens,
                 cached_tokens=served.request.cached_tokens,
             )
-        self._started = len(engine.started)
         if step.decoding:
             metrics.inter_token(duration_s, step.decoding)
         metrics.step(step.prompt_tokens, step.decoding + step.prompts, duration_s)
-        for served in engine.finished[self._finished :]:
+        for served in finished:
             metrics.finished(
                 prompt_tokens=served.request.prompt_tokens,
                 output_tokens=served.request.output_tokens,
@@ -133,11 +161,11 @@ class LiveEngine:
                 e2e_s=served.end_s - served.request.arrival_s,
                 cached_tokens=served.request.cached_tokens,
             )
-        self._finished = len(engine.finished)
-        if engine.preempted > self._preempted:
-            metrics.preempted(engine.preempted - self._preempted)
-            self._preempted = engine.preempted
+        preempted, self._preempted = engine.preempted - self._preempted, engine.preempted
+        if preempted:
+            metrics.preempted(preempted)
         self._show_load()
+        self._ended(Iteration(duration_s, step.decoding, step.prompt_tokens, started, finished, preempted, engine.load))
 
     def _show_load(self) -> None:
         engine = self._engine

@@ -82,7 +82,7 @@ def test_a_lower_clock_shows_in_the_time_between_tokens() -> None:
     for mhz in (1980, 705):
         clock, metrics = Time(), EngineMetrics()
         live = LiveEngine(MACHINE, REQUESTS, metrics, clock=clock)
-        live.set_clock(mhz)
+        live.set_clocks(mhz, mhz)
         clock.now_s += 60.0
         joules.append(live.joules)
         shown = page(metrics)
