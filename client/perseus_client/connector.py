@@ -1,6 +1,6 @@
 """The background thread that connects to the agent and notices when the agent goes away. Only this thread may wait.
 
-It passes a connection on by setting one attribute, ``writer``, which the training thread reads when a step begins.
+It passes a connection on by setting one attribute, ``writer``, which the program's thread reads when a step begins.
 Whether the agent is absent, slow, refusing, dead or restarted makes no difference: the thread tries again, with pauses
 that grow to ``SLOWEST_RETRY_S``.
 """
@@ -14,10 +14,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final, Generic, TypeVar
 
-from perseus_proto.channel import ChannelWriter
-from perseus_proto.hello import ChannelError, Hello, Refusal, encode_hello, receive_answer
+from perseus_proto.frames import ChannelError
+from perseus_proto.hello import Refusal, Welcome, receive_answer
 
 log = logging.getLogger("perseus_client")
 
@@ -27,25 +28,45 @@ ANSWER_S: Final = 10.0
 """How long the agent may take to accept, and to answer: it may have to ask the kubelet which pod this process belongs
 to.
 """
+BEAT_S: Final = 0.05
+"""How often a process says that it lives, where it does."""
 _ANSWER: Final = struct.pack("ll", int(ANSWER_S), 0)
 """The same in seconds and microseconds, as the kernel reads them."""
 
 
-class Connector:
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class Introduction(Generic[W]):
+    """What a process tells the agent, and what it does with the answer.
+
+    Attributes:
+        hello: the whole frame.
+        who: for the log, "dp 0, stage 1, tp 0".
+        kind: for the log, "rank".
+        open: makes a writer of a welcome, on the connecting thread, before the first step uses it.
+        beat: called with the writer every ``BEAT_S``, on the same thread; None: nothing is.
+    """
+
+    hello: bytes
+    who: str
+    kind: str
+    open: Callable[[Welcome], W]
+    beat: Callable[[W], None] | None = None
+
+
+class Connector(Generic[W]):
     """One connection to the agent, opened again whenever it breaks."""
 
     _announced: ClassVar[bool] = False
     """This process has said that it is connected."""
 
-    def __init__(self, path: str, hello: Hello, prepare: Callable[[ChannelWriter], None] = lambda _: None) -> None:
-        """``prepare`` is called on this thread with each new writer, before the first step uses it."""
-        self.writer: ChannelWriter | None = None
+    def __init__(self, path: str, introduction: Introduction[W]) -> None:
+        self.writer: W | None = None
         """What the next step writes to; None while there is no agent."""
         self._path = path
-        self._rank = hello.rank
-        self._hello = encode_hello(hello)
-        self._instructions = len(hello.schedule)
-        self._prepare = prepare
+        self._introduction = introduction
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
         self._connected = threading.Event()
@@ -56,7 +77,7 @@ class Connector:
         threading.Thread(target=self._run, name="perseus-client", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the agent has accepted this rank; False after the timeout."""
+        """Wait until the agent has accepted this process; False after the timeout."""
         return self._connected.wait(timeout_s)
 
     def stop(self) -> None:
@@ -93,7 +114,8 @@ class Connector:
             retry_s = min(2 * retry_s, SLOWEST_RETRY_S)
 
     def _serve(self) -> bool:
-        """Serve one connection until it closes; True if the agent accepted this rank."""
+        """Serve one connection until it closes; True if the agent accepted this process."""
+        introduction = self._introduction
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             self._connection = connection
             try:
@@ -101,16 +123,17 @@ class Connector:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ANSWER)
                 connection.connect(self._path)
                 connection.settimeout(ANSWER_S)
-                # A refused rank need not be read: the agent may have answered and closed the connection already.
+                # A refused hello need not be read: the agent may have answered and closed the connection already.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    connection.sendall(self._hello)
+                    connection.sendall(introduction.hello)
                 answer = receive_answer(connection, ANSWER_S)
                 if isinstance(answer, Refusal):
-                    self._log_change(f"the agent refuses this rank ({answer.reason.name}): {answer.message}")
+                    self._log_change(
+                        f"the agent refuses this {introduction.kind} ({answer.reason.name}): {answer.message}"
+                    )
                     return False
-                writer = ChannelWriter(answer.memory_fd, answer.event_fd, self._instructions)
-                self._prepare(writer)
-                connection.settimeout(None)
+                writer = introduction.open(answer)
+                connection.settimeout(BEAT_S if introduction.beat is not None else None)
                 if self._stopped.is_set():
                     return True
                 self.writer = writer
@@ -118,15 +141,30 @@ class Connector:
                 self._logged = None
                 self._connected.set()
                 self._say_connected()
-                connection.recv(1)  # until the agent goes away, or stop() does
-                self._log_change("the agent has gone; training goes on without it")
+                while not self._ended(connection):  # until the agent goes away, or stop() does
+                    self._beat()
+                self._log_change(f"the agent has gone; this {introduction.kind} goes on without it")
                 return True
             finally:
                 self._connection = None
 
+    def _beat(self) -> None:
+        writer, beat = self.writer, self._introduction.beat
+        if writer is not None and beat is not None:
+            beat(writer)
+
+    @staticmethod
+    def _ended(connection: socket.socket) -> bool:
+        """Wait for the end of a connection, on which nothing comes any more; False after a beat."""
+        try:
+            connection.recv(1)
+        except TimeoutError:
+            return False
+        return True
+
     def _say_connected(self) -> None:
         """Log the first connection of the process where users see it even if they have not set up logging."""
-        text = f"perseus_client: connected to the agent as {self._rank}"
+        text = f"perseus_client: connected to the agent as {self._introduction.who}"
         if Connector._announced or log.hasHandlers() or logging.lastResort is None:
             log.info(text)
         else:  # the handler of last resort writes to stderr, and would drop what is less than a warning

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from perseus_client.connector import Connector
+from perseus_client.connector import Connector, Introduction
 from perseus_client.gpu_events import open_timer
 from perseus_client.gpu_marks import open_gpu_marks
 from perseus_client.marks import Marks, TimedMarks, make_marks
@@ -19,7 +19,7 @@ from perseus_core.instruction import InstructionKind
 from perseus_core.keys import ENV_SOCKET
 from perseus_core.marks import MarkSource
 from perseus_proto.channel import ChannelWriter
-from perseus_proto.hello import Hello, Timing, make_schedule
+from perseus_proto.hello import Hello, Timing, Welcome, encode_hello, make_schedule
 
 log = logging.getLogger("perseus_client")
 _SOURCES: Final = {
@@ -100,7 +100,14 @@ def open_session(path: str, hello: Hello, marks: Marks, prepare: Callable[[Chann
         marks: of the hello's schedule.
         prepare: sets the source of each new writer, on the connecting thread.
     """
-    return LiveSession(Connector(path, hello, prepare), marks)
+
+    def open_writer(welcome: Welcome) -> ChannelWriter:
+        writer = ChannelWriter(welcome.memory_fd, welcome.event_fd, len(hello.schedule))
+        prepare(writer)
+        return writer
+
+    introduction = Introduction(encode_hello(hello), str(hello.rank), "rank", open_writer)
+    return LiveSession(Connector(path, introduction), marks)
 
 
 def _choose_timing(timing: str, clock_us: Callable[[], int] | None) -> Timing:

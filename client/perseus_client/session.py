@@ -120,7 +120,7 @@ class LiveSession(Session):
 
     __slots__ = ("_at_default", "_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
 
-    def __init__(self, connector: Connector, marks: Marks) -> None:
+    def __init__(self, connector: Connector[ChannelWriter], marks: Marks) -> None:
         """Start the background thread that looks for an agent."""
         self._marks = marks
         self._connector = connector

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from array import array
@@ -51,7 +50,9 @@ from perseus_proto.channel_layout import (
     record_words,
     source_of,
 )
-from perseus_proto.hello import MAX_INSTRUCTIONS, ChannelError
+from perseus_proto.frames import ChannelError
+from perseus_proto.hello import MAX_INSTRUCTIONS
+from perseus_proto.sealed_memory import Bell, create_memory, map_memory
 
 __all__ = [
     "GPU_MARK_BYTE",
@@ -70,8 +71,6 @@ __all__ = [
 ]
 
 _PHASES: Final = tuple(Phase)
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; hardened nodes demand it
 
 
 class ChannelWriter:
@@ -104,17 +103,11 @@ class ChannelWriter:
             OSError: it cannot be mapped.
         """
         try:
-            size = memory_bytes(instructions)
-            if not 1 <= instructions <= MAX_INSTRUCTIONS or os.fstat(memory_fd).st_size != size:
-                raise ChannelError("memory: its size is not that of the schedule")
-            if fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise ChannelError("memory: must be sealed against shrinking")
-            self._map = mmap.mmap(memory_fd, size)
+            # A number out of bounds has no memory of its size.
+            self._map = map_memory(memory_fd, memory_bytes(max(1, min(instructions, MAX_INSTRUCTIONS))))
         except BaseException:
             os.close(event_fd)
             raise
-        finally:
-            os.close(memory_fd)
         self._event_fd = event_fd
         view = memoryview(self._map)
         words = self.words = view.cast("Q")
@@ -250,7 +243,7 @@ class ChannelReader:
         self._first = first_record(instructions)
         self._size = record_words(instructions)
         self._next: int | None = None
-        self._count = bytearray(8)
+        self._bell = Bell(event_fd)
 
     @classmethod
     def create(cls, instructions: int) -> ChannelReader:
@@ -262,16 +255,9 @@ class ChannelReader:
         """
         if not 1 <= instructions <= MAX_INSTRUCTIONS:
             raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {instructions}")
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        memory_fd, event_fd = create_memory(memory_bytes(instructions))
         with contextlib.ExitStack() as undo:
-            try:
-                memory_fd = os.memfd_create("perseus", flags | _MFD_NOEXEC_SEAL)
-            except OSError:  # an older kernel
-                memory_fd = os.memfd_create("perseus", flags)
             undo.callback(os.close, memory_fd)
-            os.ftruncate(memory_fd, memory_bytes(instructions))
-            fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, _SEALS)
-            event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, event_fd)
             reader = cls(memory_fd, event_fd, instructions)
             undo.pop_all()
@@ -289,11 +275,8 @@ class ChannelReader:
             os.close(self.event_fd)
 
     def acknowledge(self) -> bool:
-        """Reset the bell; False if nobody rang. Never blocks, even if the rank clears O_NONBLOCK on the eventfd."""
-        try:
-            return os.preadv(self.event_fd, [self._count], -1, os.RWF_NOWAIT) == 8
-        except BlockingIOError:
-            return False
+        """Reset the bell; False if nobody rang. Never blocks."""
+        return self._bell.acknowledge()
 
     def position(self) -> Position:
         """Where the rank is. Invalid memory reads as NONE."""

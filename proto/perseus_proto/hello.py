@@ -11,18 +11,18 @@ After the welcome the socket carries nothing: its end of file tells each side th
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from perseus_core.instruction import Instruction, InstructionKind
 from perseus_core.rank import RankId
+from perseus_proto.frames import ChannelError, VersionMismatch, receive
 
 PROTOCOL_VERSION: Final = 2
 """Also of what the descriptors of a welcome hold: ``channel_layout.LAYOUT_VERSION`` changes with it."""
@@ -43,21 +43,8 @@ _OWN_TIME: Final = 1
 _INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
 _WELCOME: Final = struct.Struct("<I")  # number of instructions that the memory has room for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 HEAD_BYTES: Final = _HEAD.size
 MAX_BODY_BYTES: Final = _HELLO.size + MAX_GPU_HINT_BYTES + MAX_INSTRUCTIONS * _INSTRUCTION.size
-
-
-class ChannelError(Exception):
-    """A message breaks a rule of this protocol; the text names the field and the rule."""
-
-
-class VersionMismatch(ChannelError):
-    """The other side speaks another version of this protocol."""
-
-
-class ForeignSender(ChannelError):
-    """A process wrote to a connection that another one had opened."""
 
 
 class Timing(IntEnum):
@@ -79,6 +66,8 @@ class Message(IntEnum):
     HELLO = 1
     WELCOME = 2
     REFUSAL = 3
+    ENGINE_HELLO = 4
+    """See ``perseus_proto.engine_hello``."""
 
 
 class Reason(IntEnum):
@@ -203,13 +192,13 @@ def encode_hello(hello: Hello) -> bytes:
     flags = _OWN_TIME if hello.own_time else 0
     head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), flags, len(hello.schedule))
     body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
-    return _frame(Message.HELLO, head + hint + body)
+    return frame(Message.HELLO, head + hint + body)
 
 
 def encode_refusal(reason: Reason, message: str) -> bytes:
     """Encode a refusal as a whole frame; the message is cut to ``MAX_MESSAGE_BYTES``."""
     text = message.encode()[:MAX_MESSAGE_BYTES]
-    return _frame(Message.REFUSAL, _REFUSAL.pack(reason, len(text)) + text)
+    return frame(Message.REFUSAL, _REFUSAL.pack(reason, len(text)) + text)
 
 
 def parse_head(head: bytes) -> tuple[Message, int]:
@@ -290,11 +279,23 @@ def receive_hello(
     sender_pid: int | None = None,
     reserve: Callable[[int], None] = lambda _: None,
 ) -> Hello:
-    """Read one hello; the agent's side.
+    """Read one hello of a rank. Arguments and errors are those of ``receive_body``."""
+    return decode_hello(receive_body(connection, timeout_s, {Message.HELLO: MAX_BODY_BYTES}, sender_pid, reserve)[1])
+
+
+def receive_body(
+    connection: socket.socket,
+    timeout_s: float,
+    most_bytes: Mapping[Message, int],
+    sender_pid: int | None = None,
+    reserve: Callable[[int], None] = lambda _: None,
+) -> tuple[Message, bytes]:
+    """Read one frame that is a hello; the agent's side.
 
     Args:
         connection: an accepted connection.
         timeout_s: longest time for the whole hello, seconds.
+        most_bytes: the kinds of hellos that are expected, and how long the body of each may be.
         sender_pid: the only process that may have written it; the kernel names the writer on sockets with SO_PASSCRED,
             which connections inherit from their listener. None: any process.
         reserve: called with the number of bytes of the body before any of it is read; what it raises is passed on.
@@ -305,11 +306,13 @@ def receive_hello(
         OSError: the peer closed the connection, or was too slow (``TimeoutError``).
     """
     deadline_s = time.monotonic() + timeout_s
-    message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, sender_pid=sender_pid))
-    if message is not Message.HELLO:
+    message, length = parse_head(receive(connection, HEAD_BYTES, deadline_s, sender_pid=sender_pid))
+    if message not in most_bytes:
         raise ChannelError(f"kind: expected a hello, not a {message.name.lower()}")
+    if length > most_bytes[message]:
+        raise ChannelError(f"length: must be at most {most_bytes[message]}, is {length}")
     reserve(length)
-    return decode_hello(_receive(connection, length, deadline_s, sender_pid=sender_pid))
+    return message, receive(connection, length, deadline_s, sender_pid=sender_pid)
 
 
 def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, event_fd: int) -> None:
@@ -317,15 +320,15 @@ def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, e
 
     Args:
         connection: the connection of an accepted hello.
-        instructions: for how many instructions the memory is laid out.
+        instructions: for how many instructions the memory is laid out; 0: for an engine.
         memory_fd: descriptor of the memory; the peer gets a duplicate.
         event_fd: descriptor of the eventfd by which the peer wakes the agent.
 
     Raises:
         OSError: the peer closed the connection, or does not read.
     """
-    frame = _frame(Message.WELCOME, _WELCOME.pack(instructions))
-    if socket.send_fds(connection, [frame], [memory_fd, event_fd]) != len(frame):
+    welcome = frame(Message.WELCOME, _WELCOME.pack(instructions))
+    if socket.send_fds(connection, [welcome], [memory_fd, event_fd]) != len(welcome):
         raise TimeoutError("the peer does not read")
 
 
@@ -346,8 +349,8 @@ def receive_answer(connection: socket.socket, timeout_s: float) -> Welcome | Ref
     deadline_s = time.monotonic() + timeout_s
     descriptors: list[int] = []
     try:
-        message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, descriptors))
-        body = _receive(connection, length, deadline_s, descriptors)
+        message, length = parse_head(receive(connection, HEAD_BYTES, deadline_s, descriptors))
+        body = receive(connection, length, deadline_s, descriptors)
         if message is Message.REFUSAL:
             return decode_refusal(body)
         if message is not Message.WELCOME or len(body) != _WELCOME.size:
@@ -362,55 +365,11 @@ def receive_answer(connection: socket.socket, timeout_s: float) -> Welcome | Ref
             os.close(descriptor)
 
 
-def _frame(message: Message, body: bytes) -> bytes:
+def frame(message: Message, body: bytes) -> bytes:
+    """A whole frame: head and body."""
     return _HEAD.pack(_MAGIC, PROTOCOL_VERSION, message, len(body)) + body
-
-
-def _check_sender(ancillary: Iterable[tuple[int, int, bytes]], expected_pid: int) -> None:
-    pids = [
-        _CREDENTIALS.unpack(data)[0]
-        for level, kind, data in ancillary
-        if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.size)
-    ]
-    if pids != [expected_pid]:
-        raise ForeignSender(f"sender: must be the process that connected, {expected_pid}, is {pids or 'unknown'}")
 
 
 def _bounded(field: str, value: int, maximum: int) -> None:
     if type(value) is not int or not 0 <= value <= maximum:
         raise ChannelError(f"{field}: must be an integer between 0 and {maximum}, is {value!r}")
-
-
-def _receive(
-    connection: socket.socket,
-    length: int,
-    deadline_s: float,
-    descriptors: list[int] | None = None,
-    sender_pid: int | None = None,
-) -> bytes:
-    """Receive exactly so many bytes before the deadline. Without ``descriptors`` the kernel drops any that come
-    along.
-    """
-    received = bytearray()
-    while len(received) < length:
-        remaining_s = deadline_s - time.monotonic()
-        if remaining_s <= 0:
-            raise TimeoutError("the other side is too slow")
-        connection.settimeout(remaining_s)
-        wanted = min(length - len(received), 65_536)
-        if sender_pid is not None:
-            # Bytes of two senders never come in one piece, and descriptors find no room.
-            chunk, ancillary, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(_CREDENTIALS.size))
-            if chunk:
-                _check_sender(ancillary, sender_pid)
-        elif descriptors is None:
-            chunk = connection.recv(wanted)
-        else:
-            # CLOEXEC at once: a training process may fork and exec in another thread at any moment.
-            chunk, found, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
-            for _, _, data in found:
-                descriptors.extend(array.array("i", data[: len(data) - len(data) % 4]))
-        if not chunk:
-            raise ConnectionResetError("the other side hung up")
-        received += chunk
-    return bytes(received)

@@ -16,6 +16,7 @@ import sys
 import time
 
 from perseus_proto import hello as wire
+from perseus_proto.frames import ChannelError
 
 AGENT = "/run/perseus/agent.sock"
 SHARED = "/shared/passed.sock"
@@ -43,7 +44,7 @@ def claim(connection: socket.socket, gpu: str) -> dict[str, str]:
         connection.sendall(wire.encode_hello(wire.Hello(0, 0, 0, wire.Timing.HOST, gpu, (STEP,))))
     try:
         answer = wire.receive_answer(connection, PATIENCE_S)
-    except (OSError, wire.ChannelError) as error:
+    except (OSError, ChannelError) as error:
         return {"answer": "NOTHING", "message": str(error)}
     if isinstance(answer, wire.Refusal):
         return {"answer": answer.reason.name, "message": answer.message}

@@ -27,7 +27,8 @@ from perseus_agent.node.processes import Session
 from perseus_agent.pods.identity import Peer, identify_peer, peer_pid
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.channel import ChannelReader
-from perseus_proto.hello import ChannelError, Reason, VersionMismatch, encode_refusal, receive_hello, send_welcome
+from perseus_proto.frames import ChannelError, VersionMismatch
+from perseus_proto.hello import Reason, encode_refusal, receive_hello, send_welcome
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from perseus_proto.channel import (
     gpu_mark_value,
     memory_bytes,
 )
-from perseus_proto.hello import ChannelError
+from perseus_proto.frames import ChannelError
 
 N = 5
 

@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.instruction import Instruction, InstructionKind
+from perseus_proto import frames
 from perseus_proto import hello as wire
-from perseus_proto.hello import ChannelError, Hello, Reason, Refusal, Timing, Welcome
+from perseus_proto.frames import ChannelError, ForeignSender
+from perseus_proto.hello import Hello, Reason, Refusal, Timing, Welcome
 from perseus_proto.v1alpha1 import agent_pb2
 
 HINT = "GPU-8a9c3d1e-0000-4000-8000-000000000001"
@@ -219,7 +221,8 @@ def test_a_peer_that_trickles_is_cut_off_in_all_not_per_byte(monkeypatch: pytest
             self.received += 1
             return frame[self.received - 1 : self.received]
 
-    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for module in (wire, frames):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
     assert wire.receive_hello(cast(Any, Trickling()), len(frame) + 1.0) == SMALL
     now_s, slow = 0.0, Trickling()
     with pytest.raises(TimeoutError):
@@ -279,14 +282,14 @@ def test_a_hello_that_another_process_writes_is_not_taken(
         client.sendall(frame[own_bytes:])
         os._exit(0)
     os.waitpid(child, 0)
-    with pytest.raises(wire.ForeignSender, match=rf"must be the process that connected, {os.getpid()}, is \[{child}\]"):
+    with pytest.raises(ForeignSender, match=rf"must be the process that connected, {os.getpid()}, is \[{child}\]"):
         wire.receive_hello(agent, 60, os.getpid())
 
 
 def test_a_hello_of_an_unknown_sender_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:
     agent, client = pair
     client.sendall(wire.encode_hello(SMALL))
-    with pytest.raises(wire.ForeignSender, match="is unknown"):
+    with pytest.raises(ForeignSender, match="is unknown"):
         wire.receive_hello(agent, 60, os.getpid())
 
 
