@@ -27,7 +27,7 @@ RUN python3 -m venv /opt/pip \
  && python3 requirements.py build-system > build.txt \
  && /opt/pip/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes --target /opt/build -r build.txt \
  && HATCH_BUILD_NO_HOOKS=true PYTHONPATH=/opt/build /opt/pip/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --target /opt/app . \
- && cd /opt/app && rm -r perseus_agent perseus_bench perseus_operator perseus_runtime perseus_solver bin
+ && cd /opt/app && rm -r perseus_agent perseus_reader perseus_bench perseus_operator perseus_runtime perseus_solver bin
 
 FROM torch AS image
 COPY --from=build /opt/needs /opt/needs

@@ -42,7 +42,7 @@ RUN python3 requirements.py build-system > build.txt \
  && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes --target /opt/build -r build.txt \
  && HATCH_BUILD_NO_HOOKS=true PYTHONPATH=/opt/build /opt/perseus/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --no-compile --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
- && cd /opt/app && rm -r perseus_agent perseus_bench perseus_operator perseus_runtime \
+ && cd /opt/app && rm -r perseus_agent perseus_reader perseus_bench perseus_operator perseus_runtime \
  && find bin -type f -delete \
  && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/app \
  && /opt/perseus/bin/python /src/sbom.py perseus-trainer > sbom.cdx.json

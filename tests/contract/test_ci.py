@@ -26,6 +26,7 @@ ROOMS = {
     "perseus_core": "core",
     "perseus_operator": "operator",
     "perseus_proto": "proto",
+    "perseus_reader": "agent",
     "perseus_runtime": "runtime",
     "perseus_sim": "sim",
     "perseus_solver": "solver",

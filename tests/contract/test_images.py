@@ -288,7 +288,7 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
     assert not installed("solver") & {"kopf", "kubernetes", "aiohttp", "opentelemetry-sdk"}
     shared = {"perseus_core", "perseus_proto", "perseus_runtime"}
     assert rooms("solver") == shared | {"perseus_operator", "perseus_solver"}
-    assert rooms("agent") == shared | {"perseus_agent"}
+    assert rooms("agent") == shared | {"perseus_agent", "perseus_reader"}
     assert rooms("bench") == shared | {"perseus_agent", "perseus_bench"}
     assert rooms("gpu-sim") == {"perseus_sim", "perseus_core", "perseus_proto"}
     assert "perseus_client" in rooms("trainer")
