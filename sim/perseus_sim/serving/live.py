@@ -23,7 +23,7 @@ _TICK_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class EngineStep:
     """One that is over.
 
     Attributes:
@@ -67,7 +67,7 @@ class LiveEngine:
         *,
         faster: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
-        ended: Callable[[Iteration], None] = lambda _: None,
+        ended: Callable[[EngineStep], None] = lambda _: None,
     ) -> None:
         self._ended = ended
         self._engine = Engine(machine, machine.clocks_mhz[-1])
@@ -165,7 +165,9 @@ class LiveEngine:
         if preempted:
             metrics.preempted(preempted)
         self._show_load()
-        self._ended(Iteration(duration_s, step.decoding, step.prompt_tokens, started, finished, preempted, engine.load))
+        self._ended(
+            EngineStep(duration_s, step.decoding, step.prompt_tokens, started, finished, preempted, engine.load)
+        )
 
     def _show_load(self) -> None:
         engine = self._engine
