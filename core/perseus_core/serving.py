@@ -164,6 +164,21 @@ FOLLOW_TABLE: Final = -1
 
 
 @dataclass(frozen=True)
+class PageAddress:
+    """Where a pod's engine shows its metrics.
+
+    Attributes:
+        host: an IP address of the pod.
+        port: of the engine.
+        path: of the page.
+    """
+
+    host: str
+    port: int
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True)
 class EngineOrders:
     """At which clocks the engines in the pods of one job run.
 
@@ -172,6 +187,7 @@ class EngineOrders:
         table: None: no pod may follow one.
         clocks_mhz: by the UID of the pod: `FOLLOW_TABLE`, one clock in MHz to hold while the engine says what it does,
             or `DEFAULT_CLOCKS`, at which those run that are not named.
+        pages: by the UID of the pod, of those whose engine does not say by itself what it does.
 
     Raises:
         ValueError: a pod is to follow a table, and there is none.
@@ -180,6 +196,7 @@ class EngineOrders:
     limits: ServingLimits
     table: ClockTable | None = None
     clocks_mhz: Mapping[str, int] = field(default_factory=dict)
+    pages: Mapping[str, PageAddress] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.table is None and FOLLOW_TABLE in self.clocks_mhz.values():

@@ -222,7 +222,7 @@ class Container(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description", "orders_id")
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description", "orders_id", "engine_faults")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class Lease(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ORDERS_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FAULTS_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     remaining_ms: int
@@ -239,7 +240,16 @@ class Lease(_message.Message):
     clock: LeaseClock
     description: int
     orders_id: str
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ..., orders_id: _Optional[str] = ...) -> None: ...
+    engine_faults: _containers.RepeatedCompositeFieldContainer[EngineFault]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ..., orders_id: _Optional[str] = ..., engine_faults: _Optional[_Iterable[_Union[EngineFault, _Mapping]]] = ...) -> None: ...
+
+class EngineFault(_message.Message):
+    __slots__ = ("pod_uid", "message")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    message: str
+    def __init__(self, pod_uid: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LeaseClock(_message.Message):
     __slots__ = ("clock_mhz", "gpus")
@@ -440,18 +450,32 @@ class EngineOrder(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., follow_table: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
 
 class OrderEnginesRequest(_message.Message):
-    __slots__ = ("job_uid", "epoch", "table", "limits", "orders")
+    __slots__ = ("job_uid", "epoch", "table", "limits", "orders", "pages")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     table: ClockTable
     limits: ServingLimits
     orders: _containers.RepeatedCompositeFieldContainer[EngineOrder]
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[_Union[ClockTable, _Mapping]] = ..., limits: _Optional[_Union[ServingLimits, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[EngineOrder, _Mapping]]] = ...) -> None: ...
+    pages: _containers.RepeatedCompositeFieldContainer[EnginePage]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[_Union[ClockTable, _Mapping]] = ..., limits: _Optional[_Union[ServingLimits, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[EngineOrder, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[EnginePage, _Mapping]]] = ...) -> None: ...
+
+class EnginePage(_message.Message):
+    __slots__ = ("pod_uid", "host", "port", "path")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    host: str
+    port: int
+    path: str
+    def __init__(self, pod_uid: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class OrderEnginesResponse(_message.Message):
     __slots__ = ("orders_id",)
