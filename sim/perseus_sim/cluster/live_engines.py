@@ -43,7 +43,6 @@ class LiveEngines:
     children: dict[str, Child]
     gpus: dict[str, list[SharedGpu]]
     results: dict[str, Path]
-    begun_s: float = 0.0
 
     def ended(self, pod: str) -> list[Ended]:
         """Requests of a replica that have ended, in that order."""

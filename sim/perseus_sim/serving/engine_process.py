@@ -1,9 +1,9 @@
-"""A serving engine as a process on simulated GPUs: ``python -m perseus_sim.serving.engine_process SPEC.json``.
+"""A serving engine as a process on simulated GPUs, in real time: ``python -m perseus_sim.serving.engine_process SPEC``
+on this machine, ``python -m perseus_sim.serving.pod_engine`` in a pod.
 
-It serves a trace in real time, at the clocks that are in effect on its GPUs, shows the metrics page of vLLM, and tells
-its node's agent after each step what it does, as vLLM does through the plugin: by the production client, if
-PERSEUS_SOCKET names a socket. What became of the requests it writes to a file that tests and demo read, so that no
-figure comes from the agent.
+It serves requests at the clocks that are in effect on its GPUs, shows the metrics page of vLLM, and tells its node's
+agent after each step what it does, as vLLM does through the plugin: by the production client, if PERSEUS_SOCKET names a
+socket. What became of the requests it says itself, so that no figure of tests and demo comes from the agent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -31,11 +31,14 @@ from perseus_sim.serving.gpu_group import GpuGroup
 from perseus_sim.serving.live import EngineStep, LiveEngine
 from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.metrics_server import Manner, MetricsServer
+from perseus_sim.serving.requests import Request
 from perseus_sim.serving.traces import read_trace
 
 _TICK_S: Final = 0.002
 """A change of the clocks is late by no more."""
-_WRITE_S: Final = 0.5
+_REPORT_S: Final = 0.5
+VERSION: Final = "0.32.0"
+"""Of vLLM, whose page it shows."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +66,58 @@ class EngineSpec:
         return path
 
 
+@dataclass(frozen=True)
+class Results:
+    """What an engine has done so far.
+
+    Attributes:
+        joules: that its GPUs have drawn.
+        requests: that have ended, in that order: when each came (seconds since the engine began), its time to the first
+            token and its mean time between tokens in seconds, and its tokens.
+    """
+
+    joules: float
+    requests: Sequence[tuple[float, float, float, int]]
+
+
 class EngineProcess:
     """One engine with its GPUs.
 
     Args:
-        spec: what it is.
-        gpus: its GPUs.
+        machine: what it runs on.
+        requests: in the order of arrival, from now on.
+        gpus: as many as the machine has.
         session: to the agent; None: none is told.
+        report: called now and then, and at the end, with what was done so far.
     """
 
-    def __init__(self, spec: EngineSpec, gpus: Sequence[Gpu], session: EngineSession | None) -> None:
-        self.machine = Machine(spec.gpu, spec.model, len(gpus))
+    def __init__(
+        self,
+        machine: Machine,
+        requests: Sequence[Request],
+        gpus: Sequence[Gpu],
+        session: EngineSession | None,
+        report: Callable[[Results], None],
+    ) -> None:
         self.metrics = EngineMetrics()
+        self._machine = machine
         self._session = session
-        self._results = Path(spec.results)
-        self._begun_s = time.time()
+        self._report = report
         self._ended: list[tuple[float, float, float, int]] = []
-        """Of each request: when it came, the time to its first token and between tokens, and its tokens."""
         self._group = GpuGroup(gpus, us_from_ns(time.monotonic_ns()))
-        self._live = LiveEngine(self.machine, read_trace(Path(spec.trace)), self.metrics, ended=self._step)
+        self._live = LiveEngine(machine, requests, self.metrics, ended=self._step)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until told to stop."""
-        write_s = 0.0
+        report_s = 0.0
         while not stop.wait(_TICK_S):
             now_us = us_from_ns(time.monotonic_ns())
             self._live.set_clocks(*self._group.clocks_mhz(now_us))
             self._group.drew(self._live.joules, now_us)
-            if time.monotonic() >= write_s:
-                write_s = time.monotonic() + _WRITE_S
-                self._write()
-        self._write()
+            if time.monotonic() >= report_s:
+                report_s = time.monotonic() + _REPORT_S
+                self._report(Results(self._live.joules, self._ended))
+        self._report(Results(self._live.joules, self._ended))
 
     def _step(self, step: EngineStep) -> None:
         for one in step.finished:
@@ -102,7 +126,7 @@ class EngineProcess:
             return
         load = step.load
         self._session.step(
-            min(1.0, load.kv_tokens / self.machine.kv_capacity),
+            min(1.0, load.kv_tokens / self._machine.kv_capacity),
             waiting=load.waiting,
             prefilling=load.prefilling,
             running=load.running,
@@ -116,36 +140,46 @@ class EngineProcess:
             requests=len(step.finished),
         )
 
-    def _write(self) -> None:
-        found = {"begun_s": self._begun_s, "joules": self._live.joules, "requests": self._ended}
-        partial = self._results.with_suffix(".partial")
-        partial.write_text(json.dumps(found))
-        partial.replace(self._results)
-
 
 def _first_token_s(served: Served) -> float:
     return served.first_token_s - served.request.arrival_s
+
+
+def open_session(model: str, parallel: int) -> EngineSession | None:
+    """A session with the node's agent; None: the environment names none."""
+    path = os.environ.get(keys.ENV_SOCKET)
+    return EngineSession(path, EngineHello("vllm", VERSION, model, f"tp {parallel}, pp 1")) if path else None
+
+
+def serve(process: EngineProcess, session: EngineSession | None, metrics_address: str) -> None:
+    """Serve until SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    page = MetricsServer(metrics_address, process.metrics, Manner()) if metrics_address else None
+    try:
+        process.run(stop)
+    finally:
+        if session is not None:
+            session.close()
+        if page is not None:
+            page.close()
 
 
 def main() -> int:
     """Entry point, with the file of a spec."""
     fields = json.loads(Path(sys.argv[1]).read_text())
     spec = EngineSpec(**{**fields, "gpus": tuple(fields["gpus"])})
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    path = os.environ.get(keys.ENV_SOCKET)
+    results = Path(spec.results)
+
+    def write(found: Results) -> None:
+        partial = results.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(found)))
+        partial.replace(results)
+
     gpus = [SharedGpu(Path(gpu)) for gpu in spec.gpus]
-    hello = EngineHello("vllm", "0.32.0", spec.model, f"tp {len(gpus)}, pp 1")
-    session = EngineSession(path, hello) if path else None
-    engine = EngineProcess(spec, gpus, session)
-    page = MetricsServer(spec.metrics_address, engine.metrics, Manner()) if spec.metrics_address else None
-    try:
-        engine.run(stop)
-    finally:
-        if session is not None:
-            session.close()
-        if page is not None:
-            page.close()
+    machine = Machine(spec.gpu, spec.model, len(gpus))
+    session = open_session(spec.model, len(gpus))
+    serve(EngineProcess(machine, read_trace(Path(spec.trace)), gpus, session, write), session, spec.metrics_address)
     return 0
 
 
