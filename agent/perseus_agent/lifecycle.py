@@ -166,7 +166,7 @@ def _serve(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
     collected_s = time.monotonic()
     while not stop.wait(CHECK_S) and not (server.node.driver_replaced or server.node.stuck):
         if time.monotonic() - collected_s > garbage.INTERVAL_S:
-            garbage.collect(idle=not server.node.ranks())
+            garbage.collect(idle=not (server.node.ranks() or server.node.engines()))
             collected_s = time.monotonic()
     given_back = server.stop()
     if server.node.stuck:

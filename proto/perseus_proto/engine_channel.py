@@ -94,6 +94,10 @@ class EngineReading(NamedTuple):
     """The same of the requests that ended, by their mean time between tokens."""
 
 
+NOTHING_YET: Final = EngineReading(EngineCounts(*[0] * 16), 0, bytes(_ROW_BYTES), bytes(_ROW_BYTES))
+"""Of new memory."""
+
+
 class EngineWriter:
     """The engine's end. Nothing here blocks; one thread calls ``step``, and one, which may be another, ``beat``."""
 

@@ -11,7 +11,7 @@ from tests.offenders import about_each
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.stage_reports import combine
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
-from perseus_agent.servers.grpc_service import _event
+from perseus_agent.servers.event_messages import event_message
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
 from perseus_operator.clients.agents.messages import event_of, is_valid
@@ -62,7 +62,7 @@ def iterations(draw: st.DrawFn) -> list[IterationSummary]:
 
 def received(events: list[Event]) -> list[Report]:
     """What the operator makes of a message."""
-    batch = agent_pb2.TelemetryBatch(events=[_event(event) for event in events])
+    batch = agent_pb2.TelemetryBatch(events=[event_message(event) for event in events])
     parsed = agent_pb2.TelemetryBatch.FromString(batch.SerializeToString())
     found = [event_of(event) for event in parsed.events]
     reports = [report for report in found if isinstance(report, Report)]

@@ -1,9 +1,9 @@
 """The order of the driver's calls on a node, whose GPUs may share one lock of the driver.
 
 A GPU that wants another clock asks for a turn and gets it at once, or when those before it are done. Nothing is stored
-but the difference that it would make: what is sent is decided when its turn comes. Raises come before lowerings, larger
-differences before smaller ones, and of equals the one that has waited longest. A turn is bounded, so that a call that
-hangs stops its own GPU alone.
+but the difference that it would make: what is sent is decided when its turn comes. What is urgent comes first, then
+raises before lowerings, larger differences before smaller ones, and of equals the one that has waited longest. A turn
+is bounded, so that a call that hangs stops its own GPU alone.
 
 ``CallQueue`` is the order alone, in whatever time its caller counts; ``CallTurns`` is what the threads of the agent
 share, with what they have waited (``Waits``). Resets at the end of a lease and after a restart take no turn: they wait
@@ -73,11 +73,12 @@ def gain_mhz(applied_mhz: int | None, wanted_mhz: int | None) -> int:
 class _Waiting:
     gain_mhz: int
     since: int
+    urgent: bool
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
-        """Raises first, then larger differences, then those that wait longest."""
-        return self.gain_mhz <= 0, -abs(self.gain_mhz), self.since
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """What is urgent first, then raises, then larger differences, then those that wait longest."""
+        return not self.urgent, self.gain_mhz <= 0, -abs(self.gain_mhz), self.since
 
 
 class CallQueue:
@@ -93,17 +94,18 @@ class CallQueue:
         self.ends_us = 0
         """When the turn ends at the latest."""
 
-    def ask(self, gpu: str, gain_mhz: int, now_us: int) -> bool:
+    def ask(self, gpu: str, gain_mhz: int, now_us: int, *, urgent: bool = False) -> bool:
         """Ask for a turn, or say what the change would be by now. Returns whether it is this GPU's turn.
 
         Args:
             gpu: who asks.
             gain_mhz: the wanted clock minus the one that was sent last; see ``gain_mhz``.
             now_us: now, in microseconds of any clock that does not go back.
+            urgent: it goes ahead of those that are not.
         """
         if self.holder != gpu:
             since = self._waiting[gpu].since if gpu in self._waiting else self._arrivals
-            self._waiting[gpu] = _Waiting(gain_mhz, since)
+            self._waiting[gpu] = _Waiting(gain_mhz, since, urgent)
             self._arrivals += 1
         self.advance(now_us)
         return self.holder == gpu
@@ -136,12 +138,12 @@ class CallTurns:
         self._lock = threading.Lock()
         self.waits = Waits()
 
-    def ask(self, gpu: str, gain_mhz: int) -> float | None:
+    def ask(self, gpu: str, gain_mhz: int, *, urgent: bool = False) -> float | None:
         """Ask for a turn. Returns None if it is this GPU's turn now, or when (monotonic seconds) to ask again if it has
         not been woken by then."""
         with self._lock:
             before = self._queue.holder
-            own = self._queue.ask(gpu, gain_mhz, _now_us())
+            own = self._queue.ask(gpu, gain_mhz, _now_us(), urgent=urgent)
             following, ends_s = self._queue.holder, s_from_us(self._queue.ends_us)
         if following is not None and following not in (before, gpu):
             self._wake(following)

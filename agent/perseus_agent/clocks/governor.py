@@ -82,6 +82,7 @@ class Governor:
         self._turns = turns
         self._wanted_since_s: float | None = None
         self._wanted: int | None = None
+        self._urgent = False
         self._releasing: str | None = None
         self._held = False  # the journal lists the GPU: a reset is due
         self._unsure = False  # what is on the device may not be what was written last
@@ -142,9 +143,10 @@ class Governor:
             self.engage()
         return None
 
-    def want(self, mhz: int | None) -> float | None:
+    def want(self, mhz: int | None, *, urgent: bool = False) -> float | None:
         """Request a clock, MHz; None: none, the GPU rests. Returns when to ``pump`` again (monotonic seconds), if
-        ever."""
+        ever. ``urgent``: ahead of other GPUs' changes."""
+        self._urgent = urgent
         if mhz is None:
             mhz = self.resting_mhz
         if mhz is not None and mhz not in self._supported:
@@ -173,7 +175,7 @@ class Governor:
         if now_s < self._next_write_s:
             return self._next_write_s
         if self._turns is not None and wanted is not None:  # resets wait for nothing
-            again_s = self._turns.ask(self._uuid, gain_mhz(self.applied, wanted))
+            again_s = self._turns.ask(self._uuid, gain_mhz(self.applied, wanted), urgent=self._urgent)
             self.queued = again_s is not None
             if again_s is not None:
                 return again_s

@@ -71,7 +71,7 @@ class GpuWorker:
         self.governor = Governor(device, journal, limits.governor, self._notify, turns=turns)
         self._lost = LostGpu(device, self.governor)
         self._reports = IterationReports(publish)
-        self.meter = self._reports.meter
+        self.meter, self.clocks = self._reports.meter, self._reports.clocks
         self.clock_mhz: int | None = None
         self.power_mw: int | None = None
         self.follower: Follower | None = None
@@ -294,7 +294,7 @@ class GpuWorker:
         # Without the driver's calls, for which other threads do not wait.
         spent_s = time.thread_time() - began_s + LOOK_S
         governor.latency.follow(follower.plan)
-        pump_s = governor.want(mhz)
+        pump_s = governor.want(mhz, urgent=follower.urgent)
         if pump_s != self._pump_s:
             self._pump_s = pump_s
             self._plan_routine()

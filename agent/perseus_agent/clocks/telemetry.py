@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.errors import TooMuch
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
+from perseus_proto.engine_hello import EngineHello
 
 MAX_WATCHERS: Final = 16
 MAX_NUMBERS: Final = 1 << 18
@@ -90,7 +92,64 @@ class IterationSummary:
         return len(self.durations_us) + len(self.leads_us) + len(self.instruction_energy_mj)
 
 
-Event = RankChange | IterationSummary | GpuNotice
+@dataclass(frozen=True)
+class EngineProcess:
+    """One serving engine. Pod and GPUs come from the kernel and the kubelet, all else from the engine."""
+
+    job_uid: str
+    pod_uid: str
+    pid: int
+    hello: EngineHello
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EngineChange:
+    """An engine joined or left."""
+
+    engine: EngineProcess
+    joined: bool
+
+
+Times = tuple[tuple[int, int], ...]
+"""Places in ``perseus_core.serving.TIME_EDGES_US``, ascending, and how many times fell there."""
+
+
+@dataclass(frozen=True)
+class EngineWindow:
+    """What one engine did in about a second; see the message of the same name."""
+
+    engine: EngineProcess
+    number: int
+    time_us: int
+    clock_mhz: int
+    changed: bool
+    default_us: int
+    mhz_us: int
+    running_milli: int
+    kv_share_ppm: int
+    steps: int
+    steps_us: int
+    prompt_steps: int
+    prompt_steps_us: int
+    prompt_tokens: int
+    generated_tokens: int
+    waiting: int
+    preempted: int
+    requests: int
+    first_tokens: Times
+    tokens: Times
+    held_us: Mapping[str, int]
+    energy_mj: int | None = None
+    median_clock_mhz: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """How many it carries of single places."""
+        return 2 * (len(self.first_tokens) + len(self.tokens))
+
+
+Event = RankChange | IterationSummary | GpuNotice | EngineChange | EngineWindow
 
 
 class Watcher:
@@ -149,7 +208,7 @@ class Watcher:
 
 
 def _numbers(event: Event) -> int:
-    return event.numbers if isinstance(event, IterationSummary) else 0
+    return event.numbers if isinstance(event, IterationSummary | EngineWindow) else 0
 
 
 class TelemetryHub:

@@ -15,6 +15,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.errors import InvalidRequest, NoLease, PodTaken, StaleEpoch, TooMuch
 from perseus_core.leases import NO_RESTING_CLOCK, LeasedGpu, RestingClock
+from perseus_core.serving import EngineOrders
 from perseus_proto.planset import PlanSet
 
 MIN_TTL_S: Final = 0.5
@@ -78,6 +79,9 @@ class JobLease:
     plans: JobPlans = field(default_factory=JobPlans)
     named_gpus: Mapping[str, str] = field(default_factory=dict)
     """As of the request."""
+    orders: EngineOrders | None = None
+    """Of its serving engines; None: they run at their default clocks."""
+    orders_id: str = ""
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left; of the last ``MAX_FURTHEST``
@@ -87,6 +91,10 @@ class JobLease:
     def namespace(self) -> str:
         """Of the job."""
         return self.job_name.partition("/")[0]
+
+    def order(self, orders: EngineOrders | None) -> None:
+        """Replace the orders of its engines."""
+        self.orders, self.orders_id = orders, orders.orders_id if orders else ""
 
     def left(self, dp: int, iteration: int) -> None:
         """A rank of a pipeline has left that had begun an iteration."""
@@ -109,6 +117,7 @@ class LeaseView:
     ranks: int
     clock_mhz: int
     gpus: tuple[LeasedGpu, ...]
+    orders_id: str
 
 
 class LeaseTable:
@@ -229,6 +238,7 @@ class LeaseTable:
             else:
                 lease.lapsed, lease.expires_s = True, lease.expires_s + lease.clock.keep_s
                 lease.plans.clear()
+                lease.order(None)
         return ended
 
     def clear(self) -> list[JobLease]:
@@ -271,6 +281,7 @@ class LeaseTable:
             ranks=ranks,
             clock_mhz=lease.clock.mhz,
             gpus=gpus,
+            orders_id=lease.orders_id,
         )
 
     def _others(self, job_uid: str, pods: Mapping[str, PodName]) -> list[JobLease]:

@@ -18,13 +18,14 @@ from typing import Final
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
+from perseus_agent.clocks.telemetry import EngineProcess, RankProcess, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
-from perseus_agent.node.processes import Session, Sessions, choose_gpu, follower_of, own_part
+from perseus_agent.node.processes import Session, Sessions, own_part
 from perseus_core.instruction import Instruction
+from perseus_core.serving import EngineOrders
 from perseus_proto.hello import Reason
 from perseus_proto.planset import PlanSet
 
@@ -72,10 +73,8 @@ class Node:
         self._unbound = threading.Event()
         self._kept_s = time.monotonic()
         self._clocks = {clock for device in devices.devices for clock in device.identity.supported_clocks_mhz}
-        self._threads = [
-            threading.Thread(target=self._time, name="timer", daemon=True),
-            threading.Thread(target=self._bind, name="binder", daemon=True),
-        ]
+        loops = {"timer": self._time, "binder": self._bind}
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
 
     # ------------------------------------------------------------------------------------------- start and stop
 
@@ -108,9 +107,8 @@ class Node:
     @property
     def progressing(self) -> bool:
         """Whether the node's threads make progress; a GPU that is known to be lost is not counted."""
-        return time.monotonic() - self._kept_s < 50 * TIMER_INTERVAL_S and all(
-            worker.progressing for worker in self.workers.values()
-        )
+        kept = time.monotonic() - self._kept_s < 50 * TIMER_INTERVAL_S
+        return kept and all(worker.progressing for worker in self.workers.values())
 
     @property
     def stuck(self) -> str:
@@ -187,23 +185,29 @@ class Node:
         with self._lock:
             self._check_serving()
             lease = self.leases.held(job_uid, epoch)
-            furthest: dict[int, int | None] = {}
-            for session in self._sessions.bound(job_uid):
-                if session.iteration is not None:
-                    dp = session.hello.dp
-                    furthest[dp] = max(furthest.get(dp) or 0, session.iteration)
+            furthest = self._sessions.furthest(job_uid)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = self._monotonic_s()
-            self._selected(job_uid)
-            return max((begun for begun in furthest.values() if begun is not None), default=0)
+            self._ordered(lease)
+            return max(furthest.values(), default=0)
+
+    def order_engines(self, job_uid: str, epoch: int, orders: EngineOrders) -> None:
+        """Say at which clocks a job's engines run: in place of all orders before, or after an error nothing."""
+        self._check_clocks("table.ladder_mhz", set(orders.table.ladder_mhz) if orders.table else set())
+        self._check_clocks("orders.clock_mhz", {mhz for mhz in orders.clocks_mhz.values() if mhz > 0})
+        with self._lock:
+            self._check_serving()
+            lease = self.leases.held(job_uid, epoch)
+            lease.order(orders)
+            self._ordered(lease)
 
     def watch(self, job_uid: str) -> Watcher:
-        """A stream of the job's telemetry, which begins with the ranks that are here."""
+        """A stream of the job's telemetry, which begins with the ranks and engines that are here."""
         with self._lock:
             self._check_serving()
             watcher = self._hub.watch(job_uid)
             for session in self._sessions.bound(job_uid):
-                watcher.put(RankChange(session.rank, True, session.iteration or 0))
+                watcher.put(session.change(joined=True))
             return watcher
 
     def unwatch(self, job_uid: str, watcher: Watcher) -> None:
@@ -216,15 +220,19 @@ class Node:
             return [self._view(lease) for lease in self.leases.all()]
 
     def ranks(self) -> list[tuple[RankProcess, int]]:
-        """Every process that has sent a hello, and its iteration; one that drives no GPU has no job and no GPU."""
+        """Every rank that has sent a hello, and its iteration; one that drives no GPU has no job and no GPU."""
         with self._lock:
-            return [(session.rank, session.iteration or 0) for session in self._sessions]
+            return [(session.rank, session.iteration or 0) for session in self._sessions.ranks()]
+
+    def engines(self) -> list[EngineProcess]:
+        """Every engine that has sent a hello; one that drives no GPU has no job and no GPUs."""
+        with self._lock:
+            return [session.engine for session in self._sessions.engines()]
 
     def schedules(self) -> dict[RankProcess, tuple[Instruction, ...]]:
         """The schedule that every process has sent in its hello."""
         with self._lock:
-            sessions = list(self._sessions)
-        return {session.rank: session.hello.schedule for session in sessions}
+            return {session.rank: session.hello.schedule for session in self._sessions.ranks()}
 
     # ------------------------------------------------------------------------------------- the local socket's events
 
@@ -261,12 +269,8 @@ class Node:
         """Remove a process that has ended or disconnected: reset its GPU and free its memory."""
         with self._lock:
             self._sessions.discard(session)
-            self._unbind(session, "the training process has gone")
-        if session.detached is None:
-            session.channel.close()
-        else:  # whatever has unbound it: its lease may have ended a moment before
-            channel = session.channel  # the session must not refer to itself: nobody looks for circles
-            session.detached.add_done_callback(lambda _: channel.close())
+            self._unbind(session, "the process has gone")
+        session.close_when_detached()  # whatever has unbound it: its lease may have ended a moment before
 
     # ------------------------------------------------------------------------------------------- inside, under the lock
 
@@ -279,22 +283,20 @@ class Node:
         if unknown:
             raise InvalidRequest(f"{name}: no GPU of this node supports {min(unknown)} MHz")
 
-    def _selected(self, job_uid: str) -> None:
-        for session in self._sessions.bound(job_uid):
-            if session.worker is not None:
-                session.worker.selection_changed()
+    def _ordered(self, lease: JobLease) -> None:
+        for session in self._sessions.bound(lease.job_uid):
+            session.ordered(lease)
+            for seat in session.seats:
+                seat.worker.selection_changed()
 
     def _view(self, lease: JobLease) -> LeaseView:
-        ranks = len(self._sessions.bound(lease.job_uid))
+        ranks = len(self._sessions.ranks(lease.job_uid))
         return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease))
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
         pending = self._lease_clocks.ended(lease.job_uid, reason)
         for session in self._sessions.bound(lease.job_uid):
-            worker = session.worker
-            left = self._unbind(session, reason)
-            if worker is not None and left is not None:
-                pending[worker.uuid] = left
+            pending |= self._unbind(session, reason)
         return pending
 
     def _expire(self) -> None:
@@ -302,60 +304,59 @@ class Node:
             stays = f"{lease.clock.mhz} MHz for {lease.clock.keep_s:g} s" if lease.lapsed else "default clocks"
             log.warning("lease expired: %s", stays, extra={"job": lease.job_name, "epoch": lease.epoch})
             if lease.lapsed:
-                self._selected(lease.job_uid)
+                self._ordered(lease)
             else:
                 self._end(lease, "the lease ran out")
 
-    def _unbind(self, session: Session, reason: str) -> Future[bool] | None:
-        follower, worker = session.follower, session.worker
-        session.follower = session.worker = None
-        if follower is None or worker is None:
-            return None
-        lease = self.leases.of_pod(session.pod_uid)
-        if lease is not None and follower.iteration is not None:
-            lease.left(follower.rank.rank_id.dp, follower.iteration)
-        self._hub.publish(follower.rank.job_uid, RankChange(follower.rank, False, follower.iteration or 0))
-        session.detached = worker.detach(follower, reason)
-        return session.detached
+    def _unbind(self, session: Session, reason: str) -> dict[str, Future[bool]]:
+        """End what a process drives. Returns by GPU whether it is back at its default clocks."""
+        if not session.seats:
+            return {}
+        self._hub.publish(session.job_uid, session.change(joined=False))
+        seats = session.stand(self.leases.of_pod(session.pod_uid))
+        left = {seat.worker.uuid: seat.worker.detach(seat.follower, reason) for seat in seats}
+        session.detached = tuple(left.values())
+        return left
 
     # ---------------------------------------------------------------------------------------- inside, without the lock
 
     def _try_bind(self, session: Session) -> None:
-        """Make a rank of a session whose pod is named by a lease.
+        """Let a process whose pod is named by a lease drive its GPUs.
 
         Raises:
-            PeerRefused: it may not be one.
+            PeerRefused: it may not.
             PeerUnknown: the kubelet does not answer now.
         """
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             pod = lease.pods[session.pod_uid] if lease else None
             named_gpus = lease.named_gpus if lease else {}
-        if pod is None or session.follower is not None or session.dismissed:
+        if pod is None or session.seats or session.dismissed:
             return
         try:
             allocation = self._kubelet.allocation(pod.namespace, pod.name, named_gpus)
         except KubeletUnavailable as error:
             raise PeerUnknown(str(error)) from error
         allocation = own_part(allocation, session.peer.process, pod)
-        gpu_uuid = choose_gpu(allocation, session.hello.gpu_hint, self.workers)
+        uuids = session.choose(allocation, self.workers)
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             gone = self.draining or session.dismissed or session not in self._sessions
-            if gone or session.follower is not None or lease is None or lease.pods[session.pod_uid] != pod:
+            if gone or session.seats or lease is None or lease.pods[session.pod_uid] != pod:
                 return  # the state has changed since: the next event decides
-            worker = self.workers[gpu_uuid]
-            for other in self._sessions.driving(worker, but=session):
-                if other.key != session.key:
-                    raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
+            others = self._sessions.driving(uuids, but=session)
+            for other in others:
+                if not session.replaces(other):
+                    taken = ", ".join(seat.worker.uuid for seat in other.seats if seat.worker.uuid in uuids)
+                    raise PeerRefused(f"process {other.peer.pid} drives {taken} already", Reason.GPU_TAKEN)
+            for other in others:
                 self._unbind(other, "the process was replaced")
                 other.dismiss()
-            hello = session.hello
-            if not any(other.hello.dp == hello.dp for other in self._sessions.bound(lease.job_uid)):
-                lease.plans.rebase(hello.dp, lease.furthest.pop(hello.dp, None))
-            session.follower, session.worker = follower_of(session, lease, gpu_uuid), worker
-            worker.attach(session.follower)
-            self._hub.publish(lease.job_uid, RankChange(session.rank, True, session.follower.iteration or 0))
+            workers = [self.workers[uuid] for uuid in uuids]
+            session.sit(lease, workers, self._sessions.bound(lease.job_uid), self._hub.publish)
+            for seat in session.seats:
+                seat.worker.attach(seat.follower)
+            self._hub.publish(lease.job_uid, session.change(joined=True))
 
     def _bind(self) -> None:
         """The binder's thread: bind processes that wait for a lease or for the kubelet, and hold the clocks of
@@ -364,14 +365,14 @@ class Node:
             self._unbound.wait(BINDER_RETRY_S)
             self._unbound.clear()
             with self._lock:
-                waiting = [session for session in self._sessions if session.follower is None]
+                waiting = [session for session in self._sessions if not session.seats]
             for session in waiting:
                 try:
                     self._try_bind(session)
                 except PeerUnknown as error:
-                    log.info("rank waits: %s", error, extra={"pod": session.pod_uid})
+                    log.info("a process waits: %s", error, extra={"pod": session.pod_uid})
                 except PeerRefused as error:
-                    log.warning("rank refused: %s", error, extra={"pod": session.pod_uid})
+                    log.warning("a process is refused: %s", error, extra={"pod": session.pod_uid})
                     self.count_refusal()
                     session.dismiss()
                 except Exception:

@@ -18,11 +18,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from perseus_agent import __version__
-from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.stage_reports import combine
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
+from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.errors import (
     AgentError,
     DeviceError,
@@ -41,6 +40,8 @@ from perseus_agent.errors import (
 )
 from perseus_agent.node.leases import LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
+from perseus_agent.servers.engine_messages import decode_orders, engine_message
+from perseus_agent.servers.event_messages import event_message, rank_message
 from perseus_core.instruction import Instruction
 from perseus_core.leases import RestingClock
 from perseus_core.units import ms_from_s, s_from_ms
@@ -146,7 +147,8 @@ class AgentService(stubs.AgentServicer):
             agent_version=__version__,
             driver_version=node.driver_version,
             gpus=[_gpu(worker) for worker in node.workers.values()],
-            ranks=[_rank(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
+            ranks=[rank_message(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
+            engines=[engine_message(engine) for engine in node.engines()],
         )
 
     @_command
@@ -216,6 +218,12 @@ class AgentService(stubs.AgentServicer):
         furthest = self._node.select(request.job_uid, request.epoch, request.plan_id, points, request.from_iteration)
         return messages.SelectPlanResponse(furthest_iteration=furthest)
 
+    @_command
+    def OrderEngines(self, request: messages.OrderEnginesRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        orders = decode_orders(request)
+        self._node.order_engines(request.job_uid, request.epoch, orders)
+        return messages.OrderEnginesResponse(orders_id=orders.orders_id)
+
     def WatchTelemetry(  # noqa: N802
         self, request: messages.WatchTelemetryRequest, context: grpc.ServicerContext
     ) -> Iterator[Any]:
@@ -231,7 +239,7 @@ class AgentService(stubs.AgentServicer):
             while context.is_active() and (taken := watcher.take(STREAM_WAIT_S)) is not None:
                 dropped, events = taken
                 sent = combine(events) if request.combine_ranks else events
-                yield messages.TelemetryBatch(dropped=dropped, events=[_event(event) for event in sent])
+                yield messages.TelemetryBatch(dropped=dropped, events=[event_message(event) for event in sent])
         finally:
             self._node.unwatch(request.job_uid, watcher)
 
@@ -262,6 +270,7 @@ def _lease(view: LeaseView) -> messages.Lease:
             for dp, point in sorted(view.selections.items())
         ],
         clock=_lease_clock(view) if view.clock_mhz else None,
+        orders_id=view.orders_id,
     )
 
 
@@ -310,73 +319,4 @@ def _latency(meter: LatencyMeter) -> messages.ClockLatency:
             )
             for (before_mhz, mhz), quantiles in meter.transitions().items()
         ],
-    )
-
-
-def _rank(rank: RankProcess, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
-    return messages.Rank(
-        pod_uid=rank.pod_uid,
-        gpu_uuid=rank.gpu_uuid,
-        data_parallel_rank=rank.rank_id.dp,
-        stage=rank.rank_id.stage,
-        tensor_parallel_rank=rank.rank_id.tp,
-        iteration=iteration,
-        pid=rank.pid,
-        schedule=_schedule(rank.rank_id.stage, schedule) if schedule else None,
-    )
-
-
-def _schedule(stage: int, schedule: Sequence[Instruction]) -> messages.StageSchedule:
-    return messages.StageSchedule(
-        stage=stage,
-        kinds=[int(instruction.kind) for instruction in schedule],  # type: ignore[misc]  # numbers of the same enum
-        microbatches=[instruction.microbatch for instruction in schedule],
-        chunks=[instruction.chunk for instruction in schedule],
-    )
-
-
-def _event(event: Event) -> messages.TelemetryEvent:
-    match event:
-        case RankChange(rank, joined, iteration):
-            message = _rank(rank, iteration)
-            if joined:
-                return messages.TelemetryEvent(rank_joined=message)
-            return messages.TelemetryEvent(rank_left=message)
-        case IterationSummary():
-            return messages.TelemetryEvent(iteration=_iteration(event))
-        case GpuNotice(kind, gpu_uuid, active, text):
-            change = messages.GpuEvent(kind=f"KIND_{kind.value}", gpu_uuid=gpu_uuid, active=active, message=text)
-            return messages.TelemetryEvent(gpu=change)
-
-
-def _iteration(summary: IterationSummary) -> messages.IterationReport:
-    return messages.IterationReport(
-        data_parallel_rank=summary.rank.rank_id.dp,
-        stage=summary.rank.rank_id.stage,
-        tensor_parallel_rank=summary.rank.rank_id.tp,
-        gpu_uuid=summary.rank.gpu_uuid,
-        iteration=summary.iteration,
-        iteration_time_us=summary.iteration_time_us,
-        compute_span_us=summary.compute_span_us,
-        energy_mj=summary.energy_mj or 0,
-        has_energy=summary.energy_mj is not None,
-        plan_id=summary.plan_id,
-        point=summary.point,
-        planned=bool(summary.plan_id),
-        durations_us=summary.durations_us,
-        clock_changes=summary.clock_changes,
-        instruction_energy_mj=summary.instruction_energy_mj,
-        instruction_energy_iterations=summary.instruction_energy_iterations,
-        quiet_us=summary.quiet_us,
-        quiet_energy_mj=summary.quiet_energy_mj,
-        marks=summary.marks or 0,  # type: ignore[arg-type]  # numbers of the same enum
-        control=summary.control or 0,  # type: ignore[arg-type]
-        leads_us=summary.leads_us,
-        below_plan_us=summary.below_plan_us,
-        above_plan_us=summary.above_plan_us,
-        median_clock_mhz=summary.median_clock_mhz,
-        power_limited=summary.power_limited,
-        own_time=summary.own_time,
-        tensor_parallel_ranks=summary.tensor_parallel_ranks,
-        computing_us=summary.computing_us,
     )

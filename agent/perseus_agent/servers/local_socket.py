@@ -1,4 +1,4 @@
-"""The Unix socket of training processes: connections, hellos, and the moment a process ends.
+"""The Unix socket of training processes and serving engines: connections, hellos, and the moment a process ends.
 
 One thread accepts connections, reads the pod of each from the kernel, and notices ends, of connections and processes.
 A hello is read in a short-lived thread, since a peer may be slow on purpose, and only if its pod has room for it in
@@ -17,18 +17,21 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import PeerRefused, SettingsError
 from perseus_agent.node.budgets import Budgets, ConnectionUse, OverBudget, Refusals
 from perseus_agent.node.node import Node
-from perseus_agent.node.processes import Session
+from perseus_agent.node.processes import EngineSession, RankSession, Session
 from perseus_agent.pods.identity import Peer, identify_peer, peer_pid
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.channel import ChannelReader
+from perseus_proto.engine_channel import EngineReader
+from perseus_proto.engine_hello import EngineHello, receive_any_hello
 from perseus_proto.frames import ChannelError, VersionMismatch
-from perseus_proto.hello import Reason, encode_refusal, receive_hello, send_welcome
+from perseus_proto.hello import Hello, Reason, encode_refusal, send_welcome
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class LocalServer:
 
         Args:
             path: of the socket.
-            node: decides which process may be a rank.
+            node: decides which process may drive which GPUs.
             proc_root: where the host's /proc is.
             selinux_label: of the socket and its directory; empty: whatever they get.
 
@@ -200,16 +203,17 @@ class LocalServer:
         """Read a hello and answer it. None: the process was refused, or went away."""
         admitted: Session | None = None
         try:
-            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid, lambda size: self._reserve(use, size))
-            channel = ChannelReader.create(len(hello.schedule))
-            session = Session(peer, hello, channel, lambda: _hang_up(connection))
+            hello = receive_any_hello(connection, HELLO_TIMEOUT_S, peer.pid, lambda size: self._reserve(use, size))
+            session = _session(peer, hello, lambda: _hang_up(connection))
+            channel = session.channel
             try:
                 self._node.admit(session)
             except BaseException:
                 channel.close()
                 raise
             admitted = session
-            send_welcome(connection, channel.instructions, channel.memory_fd, channel.event_fd)
+            instructions = len(hello.schedule) if isinstance(hello, Hello) else 0
+            send_welcome(connection, instructions, channel.memory_fd, channel.event_fd)
         except PeerRefused as error:
             self._refuse(connection, peer, error.reason, str(error))
         except OverBudget as error:
@@ -256,6 +260,12 @@ class LocalServer:
             os.close(pidfd)
         connection.close()
         self._node.leave(session)
+
+
+def _session(peer: Peer, hello: Hello | EngineHello, hang_up: Callable[[], None]) -> Session:
+    if isinstance(hello, EngineHello):
+        return EngineSession(peer, hello, EngineReader.create(), hang_up)
+    return RankSession(peer, hello, ChannelReader.create(len(hello.schedule)), hang_up)
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -35,7 +35,7 @@ from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
 
 _MEMORY_FULL: Final = 0.9
 _PREEMPTED_S: Final = 1.0
-_PERIODS_WITHOUT: Final = 3.5
+PERIODS_WITHOUT: Final = 3.5
 """Three periods without a sample, and half of one for the way that the next takes."""
 
 
@@ -58,6 +58,8 @@ class Reason(enum.Enum):
     """The engine is silent."""
     IMPOSSIBLE_SAMPLE = "ImpossibleSample"
     """What it said cannot be true."""
+    ORDERED = "Ordered"
+    """The operator's, which this law does not choose."""
 
 
 class Choice(NamedTuple):
@@ -157,7 +159,7 @@ class EngineLaw:
         """
         for one in samples:
             self._take(now_s, one)
-        if now_s - self._sampled_s > _PERIODS_WITHOUT * self._settings.period_s:
+        if now_s - self._sampled_s > PERIODS_WITHOUT * self._settings.period_s:
             return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         sample = self._sample
         if sample is None:

@@ -20,7 +20,7 @@ from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, NoLease, PeerRefused, StaleEpoch, TooMuch
 from perseus_agent.node.leases import MAX_FURTHEST, LeaseRequest, PodName
 from perseus_agent.node.node import Node
-from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
+from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, RankSession
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_core.leases import RestingClock
@@ -41,7 +41,7 @@ class Rank:
         self.writer = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), 2)
         peer = Peer(os.getpid(), 0, 0, PodProcess(pod, container), None)
         hello = Hello(dp, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
-        self.session = Session(peer, hello, self.channel, self.hang_up)
+        self.session = RankSession(peer, hello, self.channel, self.hang_up)
 
     def hang_up(self) -> None:
         self.hung_up = True
@@ -212,9 +212,9 @@ def test_a_process_that_says_the_same_again_replaces_the_one_before(bench: Bench
 def test_a_process_that_came_before_its_lease_joins_when_it_comes(bench: Bench) -> None:
     rank = Rank()
     bench.node.admit(rank.session)
-    assert rank.session.follower is None
+    assert not rank.session.seats
     bench.lease()
-    wait_for(lambda: rank.session.follower is not None, "the binder makes a rank of it")
+    wait_for(lambda: bool(rank.session.seats), "the binder makes a rank of it")
 
 
 def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench: Bench) -> None:
@@ -228,7 +228,7 @@ def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench:
     assert bench.locked() is None
     assert not rank.hung_up
     bench.lease(epoch=2)
-    wait_for(lambda: rank.session.follower is not None, "it is a rank again")
+    wait_for(lambda: bool(rank.session.seats), "it is a rank again")
 
 
 def test_a_process_that_dies_while_its_lease_ends_leaves_its_memory_to_the_gpu_until_then(
@@ -251,7 +251,7 @@ def test_a_process_that_dies_while_its_lease_ends_leaves_its_memory_to_the_gpu_u
     assert waiting.wait(60), "the GPU's thread follows the rank, and waits for the disk"
     released = threading.Thread(target=bench.node.release, args=("job", 1))
     released.start()
-    wait_for(lambda: rank.session.follower is None, "the lease has ended")
+    wait_for(lambda: not rank.session.seats, "the lease has ended")
     bench.node.leave(rank.session)
     disk.set()
     released.join()
@@ -327,11 +327,11 @@ def test_a_container_waits_until_the_operator_has_named_it(bench: Bench) -> None
     pod = PodName("pod-0", "ns", "pod-0", frozenset({("d" * 64, "sidecar")}))
     bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, [pod]))
     bench.node.admit(rank.session)
-    assert rank.session.follower is None
+    assert not rank.session.seats
     assert not rank.hung_up
     named = frozenset({*pod.containers, ("c" * 64, "trainer")})
     bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, [PodName(pod.uid, pod.namespace, pod.name, named)]))
-    wait_for(lambda: rank.session.follower is not None, "it is a rank")
+    wait_for(lambda: bool(rank.session.seats), "it is a rank")
 
 
 def test_processes_of_one_pod_are_bounded(bench: Bench) -> None:

@@ -1,0 +1,56 @@
+"""What one GPU of a serving engine follows: the choice that all GPUs of the instance share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perseus_agent.clocks.follower import Finished, Follower
+from perseus_agent.clocks.gpu_worker import GpuWorker
+from perseus_agent.clocks.lead import Lead
+from perseus_agent.clocks.plans import StagePlan
+from perseus_agent.serving.instance import EngineInstance
+
+
+class EngineFollower(Follower):
+    """One GPU's part of an instance. Only that GPU's thread calls it."""
+
+    def __init__(self, instance: EngineInstance, worker: GpuWorker) -> None:
+        self.next_look_us = 0
+        self.due = False
+        self.urgent = False
+        self._instance = instance
+        self._worker = worker
+
+    @property
+    def job_uid(self) -> str:
+        """Of the engine's job."""
+        return self._instance.engine.job_uid
+
+    @property
+    def bell(self) -> int:
+        """The eventfd that the engine rings, which wakes the threads of all its GPUs."""
+        return self._instance.bell
+
+    @property
+    def plan(self) -> StagePlan | None:
+        """Engines have no plan."""
+        return None
+
+    def look(self, writes: int, now_us: int, lead: Lead) -> int | None:  # noqa: ARG002 - a follower's arguments
+        """Return the instance's clock, MHz; None: the default clocks."""
+        worker, instance = self._worker, self._instance
+        choice = instance.look(worker.uuid, worker.governor.applied or 0, now_us)
+        instance.measure(worker.uuid, worker.meter, worker.clocks, now_us)
+        self.next_look_us, self.urgent = instance.next_us, choice.urgent
+        return choice.clock_mhz or None
+
+    def selection_changed(self) -> None:
+        """Nothing: the instance has its orders already."""
+
+    def collect_part(self, writes: int, now_us: int | None = None) -> tuple[Sequence[Finished], bool]:  # noqa: ARG002
+        """Engines have no iterations."""
+        return (), False
+
+    def leave(self, writes: int, now_us: int | None = None) -> Sequence[Finished]:  # noqa: ARG002
+        """Engines have no iterations."""
+        return ()
