@@ -64,6 +64,11 @@ class Settings(BaseSettings):
         "process that gives back what a killed or hung agent has locked. Without one no GPU is locked. Give its "
         "directory to these two alone.",
     )
+    reader_socket: str = setting(
+        "",
+        "Unix socket on which `python -m perseus_reader` waits for the agent, to read the metrics pages of engines "
+        "without the plugin. Give its directory to these two alone. Empty: no page is read.",
+    )
     proc_root: str = setting("/proc", "Where the host's /proc is: peers of the socket are traced to pods through it.")
     pod_resources_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",

@@ -125,6 +125,7 @@ def main() -> int:
     given.socket.unlink(missing_ok=True)
     with link.open_link() as listener:
         listener.bind(str(given.socket))
+        given.socket.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
         listener.listen(1)
         while True:
             connection, _ = listener.accept()

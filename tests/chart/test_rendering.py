@@ -833,3 +833,24 @@ def test_the_catalogue_lists_every_definition(render: Render) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     listed = {crd["name"] for crd in yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])}
     assert listed == {name for kind, name in render() if kind == "CustomResourceDefinition"}
+
+
+def test_what_reads_metrics_pages_has_no_right_and_no_directory_of_the_node(render: Render) -> None:
+    def names(spec: Any) -> list[str]:
+        return [each["name"] for each in (*spec["initContainers"], *spec["containers"])]
+
+    assert "reader" not in names(pod(render(), AGENT)), "it is off unless somebody wants it"
+    agent = pod(render({"agent": {"reader": {"enabled": True}}}), AGENT)
+    [reader] = [each for each in agent["initContainers"] if each["name"] == "reader"]
+    [main] = agent["containers"]
+    assert reader["restartPolicy"] == "Always"
+    assert reader["securityContext"]["runAsNonRoot"]
+    assert reader["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not reader.get("env"), "no GPU is asked for"
+    assert [mount["name"] for mount in reader["volumeMounts"]] == ["reader"]
+    settings = agent_settings(main["args"], environment(main))
+    [path] = [word.partition("=")[2] for word in reader["command"] if word.startswith("--socket=")]
+    assert settings.reader_socket == path
+    assert str(Path(path).parent) == reader["volumeMounts"][0]["mountPath"]
+    [private] = [volume for volume in agent["volumes"] if volume["name"] == "reader"]
+    assert private["emptyDir"]["medium"] == "Memory"

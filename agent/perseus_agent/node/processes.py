@@ -23,6 +23,7 @@ from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.serving.follower import EngineFollower
 from perseus_agent.serving.instance import EngineInstance
+from perseus_agent.serving.law import LawSettings
 from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader
 from perseus_proto.engine_channel import EngineReader
@@ -161,6 +162,8 @@ class RankSession(Session):
 class EngineSession(Session):
     """A serving engine."""
 
+    law = LawSettings()
+
     def __init__(self, peer: Peer, hello: EngineHello, channel: EngineReader, hang_up: Callable[[], None]) -> None:
         super().__init__(peer, hang_up)
         self.hello = hello
@@ -188,7 +191,7 @@ class EngineSession(Session):
         uuids = tuple(worker.uuid for worker in workers)
         engine = EngineProcess(lease.job_uid, self.pod_uid, self.peer.pid, self.hello, uuids)
         highest_mhz = max(max(worker.device.identity.supported_clocks_mhz, default=0) for worker in workers)
-        self._instance = EngineInstance(engine, self.channel, highest_mhz, publish)
+        self._instance = EngineInstance(engine, self.channel, highest_mhz, publish, settings=self.law)
         self._instance.order(lease.orders)
         self.job_uid = lease.job_uid
         self.seats = tuple(Seat(worker, EngineFollower(self._instance, worker)) for worker in workers)

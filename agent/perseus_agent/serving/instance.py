@@ -19,7 +19,7 @@ from typing import Final
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import EngineProcess, Event
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_agent.serving.law import PERIODS_WITHOUT, Choice, EngineLaw, LawSettings, Reason
+from perseus_agent.serving.law import Choice, EngineLaw, LawSettings, Reason
 from perseus_agent.serving.samples import Samples
 from perseus_agent.serving.windows import Cut, Windows
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, EngineSample, ServingLimits
@@ -42,7 +42,9 @@ class EngineInstance:
         reader: EngineReader,
         highest_mhz: int,
         publish: Callable[[str, Event], None],
+        *,
         now_us: int | None = None,
+        settings: LawSettings | None = None,
     ) -> None:
         """
         Args:
@@ -51,6 +53,7 @@ class EngineInstance:
             highest_mhz: the GPUs' highest clock.
             publish: takes its windows, with its job's UID.
             now_us: now, by the machine's clock; None: read it.
+            settings: of the law, whose attainment is that of the orders.
         """
         self.engine = engine
         self.bell = reader.event_fd
@@ -69,7 +72,7 @@ class EngineInstance:
         self._orders = _UNORDERED
         self._clock_mhz = DEFAULT_CLOCKS
         self._law: EngineLaw | None = None
-        self._settings = LawSettings()
+        self._settings = settings or LawSettings()
         self._heard_s = -math.inf
         self._believed = True
         self._choice = Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
@@ -132,7 +135,7 @@ class EngineInstance:
             return self._law.decide(now_s, [] if sample is None else [sample])
         if self._clock_mhz == DEFAULT_CLOCKS:
             return Choice(DEFAULT_CLOCKS, Reason.ORDERED)
-        if now_s - self._heard_s > PERIODS_WITHOUT * self._settings.period_s:
+        if now_s - self._heard_s > self._settings.silence_s:
             return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         if not self._believed:
             return Choice(DEFAULT_CLOCKS, Reason.IMPOSSIBLE_SAMPLE)

@@ -35,8 +35,6 @@ from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
 
 _MEMORY_FULL: Final = 0.9
 _PREEMPTED_S: Final = 1.0
-PERIODS_WITHOUT: Final = 3.5
-"""Three periods without a sample, and half of one for the way that the next takes."""
 
 
 class Reason(enum.Enum):
@@ -85,6 +83,8 @@ class LawSettings:
             and saves a quarter of the driver's calls; a node with many replicas needs more.
         target_share: of the misses that the attainment allows, how many the trim aims at. A quarter: what the default
             clocks miss as well comes on top, and whole pools shall keep their limits when single replicas do not.
+        silence_s: without a sample for so long, nothing is known: three periods, and half of one for the way that the
+            next takes.
         step: of the way from the table's clock to the default clocks, how much one miss raises.
     """
 
@@ -92,6 +92,7 @@ class LawSettings:
     attainment: float = 0.99
     hold_s: float = 0.1
     target_share: float = 0.25
+    silence_s: float = 0.35
     step: float = 0.05
 
 
@@ -159,7 +160,7 @@ class EngineLaw:
         """
         for one in samples:
             self._take(now_s, one)
-        if now_s - self._sampled_s > PERIODS_WITHOUT * self._settings.period_s:
+        if now_s - self._sampled_s > self._settings.silence_s:
             return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         sample = self._sample
         if sample is None:

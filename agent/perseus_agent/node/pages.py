@@ -1,0 +1,181 @@
+"""Engines that do not say by themselves what they do: a process without privileges reads their metrics pages for us.
+
+A page becomes a session like that of an engine with the plugin, of the pod that the operator has named; what the reader
+writes into its memory is trusted as little as what an engine writes. No byte of a page is read here. The reader's end,
+or its silence, ends the sessions; an engine that says by itself what it does takes its page's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from perseus_agent.errors import PeerRefused
+from perseus_agent.node.processes import EngineSession, Session
+from perseus_agent.pods.identity import Peer, PodProcess
+from perseus_agent.serving.law import LawSettings
+from perseus_core.serving import PageAddress
+from perseus_proto import reader_link as link
+from perseus_proto.engine_channel import EngineReader
+from perseus_proto.engine_hello import EngineHello
+from perseus_proto.frames import ChannelError
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+MAX_PAGES: Final = 64
+REFUSED_S: Final = 10.0
+"""After a pod whose GPUs may not be driven: its GPUs may be others by then."""
+_UNKNOWN: Final = "unknown"
+_NO_READER: Final = "nothing on this node reads metrics pages: see agent.reader of the chart"
+
+
+class PageSession(EngineSession):
+    """The engine whose page is read."""
+
+    # A page is read four times a second and is late by up to two tenths: one that is missed is no silence yet, and the
+    # clocks are back within the second.
+    law = LawSettings(silence_s=0.9)
+
+
+class PageNode(Protocol):
+    """What the node does with them."""
+
+    def wanted_pages(self) -> Mapping[str, PageAddress]:
+        """The pages of pods whose engine does not say by itself what it does, by the UID of the pod."""
+        ...
+
+    def admit(self, session: Session) -> None: ...
+    def leave(self, session: Session) -> None: ...
+
+
+@dataclass
+class _Page:
+    pod_uid: str
+    address: PageAddress
+    memory: EngineReader
+    session: PageSession | None = None
+    refused_s: float = 0.0
+    """When its session was refused (monotonic); 0: it was not."""
+
+
+class PageLink:
+    """A thread that holds the connection to the reader."""
+
+    def __init__(self, path: str, node: PageNode) -> None:
+        """``path``: of the reader's socket; empty: there is no reader."""
+        self.faults: Mapping[str, str] = {}
+        """Why the page of a pod is not read, by its UID. Replaced whole, so that any thread may read it."""
+        self._path = path
+        self._node = node
+        self._pages: dict[int, _Page] = {}
+        self._key = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all sessions."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            wanted = self._node.wanted_pages()
+            if not wanted:
+                self.faults = {}
+                continue
+            try:
+                if not self._path:
+                    raise FileNotFoundError
+                with link.open_link() as connection:
+                    connection.connect(self._path)
+                    self.faults = dict.fromkeys(wanted, "its page was not read yet")
+                    self._serve(connection)
+            except (OSError, ChannelError) as error:
+                log.debug("no reader: %s", error)
+            finally:
+                self._end_all()
+            self.faults = dict.fromkeys(wanted, _NO_READER)
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Keep the pages that are wanted, until the reader hangs up or none is wanted."""
+        readable = select.poll()
+        readable.register(connection, select.POLLIN)
+        while not self._stopped.is_set():
+            wanted = dict(list(self._node.wanted_pages().items())[:MAX_PAGES])
+            if not wanted:
+                return
+            self._keep(connection, wanted)
+            if readable.poll(1000 * LOOK_S):
+                packet = connection.recv(link.MAX_PACKET_BYTES + 1)
+                if not packet:
+                    return
+                self._heard(link.decode(packet, link.PageFound))
+
+    def _keep(self, connection: socket.socket, wanted: Mapping[str, PageAddress]) -> None:
+        for key, page in list(self._pages.items()):
+            if page.session is not None and page.session.dismissed and not page.refused_s:
+                page.refused_s = time.monotonic()
+                self.faults = {**self.faults, page.pod_uid: "its GPUs may not be driven: see the agent's log"}
+            again = page.refused_s and time.monotonic() > page.refused_s + REFUSED_S
+            if again or wanted.get(page.pod_uid) != page.address:
+                link.send(connection, link.ReadPage(key))
+                self._end(key)
+        known = {page.pod_uid for page in self._pages.values()}
+        for pod_uid, address in wanted.items():
+            if pod_uid not in known:
+                self._key += 1
+                memory = EngineReader.create()
+                self._pages[self._key] = _Page(pod_uid, address, memory)
+                order = link.ReadPage(self._key, address.host, address.port, address.path)
+                link.send(connection, order, (memory.memory_fd, memory.event_fd))
+        self.faults = {pod_uid: why for pod_uid, why in self.faults.items() if pod_uid in wanted}
+
+    def _heard(self, found: link.PageFound) -> None:
+        page = self._pages.get(found.key)
+        if page is None:
+            return  # it was said of a page that is no longer wanted
+        if found.fault:
+            log.warning("a page cannot be read: %s", found.fault, extra={"pod": page.pod_uid})
+            self.faults = {**self.faults, page.pod_uid: found.fault}
+            if page.session is not None:  # its memory goes with it, and the page is asked for anew
+                self._end(found.key)
+            return
+        if page.session is None and not page.refused_s:
+            self._admit(page, found)
+
+    def _admit(self, page: _Page, found: link.PageFound) -> None:
+        hello = EngineHello(found.engine, _UNKNOWN, found.model or _UNKNOWN, "")
+        peer = Peer(0, 0, 0, PodProcess(page.pod_uid, None), None)
+        session = PageSession(peer, hello, page.memory, lambda: None)
+        try:
+            self._node.admit(session)
+        except PeerRefused as error:
+            self.faults = {**self.faults, page.pod_uid: str(error)}
+            page.refused_s = time.monotonic()
+            return
+        page.session = session
+        self.faults = {pod_uid: why for pod_uid, why in self.faults.items() if pod_uid != page.pod_uid}
+
+    def _end(self, key: int) -> None:
+        page = self._pages.pop(key)
+        if page.session is not None:
+            self._node.leave(page.session)
+        else:
+            page.memory.close()
+
+    def _end_all(self) -> None:
+        for key in list(self._pages):
+            with contextlib.suppress(OSError):
+                self._end(key)
