@@ -74,6 +74,19 @@ def plan_set_of(
 
 
 @dataclass
+class RunningEngine:
+    """A process of ``tests.doubles.recording_engine``."""
+
+    process: subprocess.Popen[bytes]
+
+    def says(self, **load: Any) -> None:
+        """Have it say this load from now on."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(load).encode() + b"\n")
+        self.process.stdin.flush()
+
+
+@dataclass
 class RecordingNode:
     """The node. ``with RecordingNode.open(folder) as node``."""
 
@@ -251,6 +264,16 @@ class RecordingNode:
         trainer.stdin.write(b"go\n")
         trainer.stdin.flush()
         return trainer
+
+    def start_engine(self, pod: messages.Pod, *, step_s: float = 0.02) -> RunningEngine:
+        """A serving engine in a pod, which has no requests yet."""
+        command = [sys.executable, "-m", "tests.doubles.recording_engine"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY, start_new_session=True)
+        self._children.append(process)
+        self.kubelet.place([process.pid], pod.uid)
+        engine = RunningEngine(process)
+        engine.says(socket=self.socket, step_s=step_s)
+        return engine
 
     def start_crowd(self, pod: messages.Pod) -> subprocess.Popen[bytes]:
         """A process in a pod that connects to the agent, sends noise and leaves, as fast as it can."""

@@ -15,6 +15,7 @@ from typing import Final
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import EngineProcess, EngineWindow
 from perseus_agent.devices.energy import EnergyMeter
+from perseus_agent.serving.law import Reason
 from perseus_agent.serving.samples import Counted
 from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES
 from perseus_proto.engine_channel import EngineCounts
@@ -70,7 +71,7 @@ class Windows:
         self._counts = counts
         self._open = _Open(now_us, {DEFAULT_CLOCKS})
         self._clock_mhz = DEFAULT_CLOCKS
-        self._reason = ""
+        self._reason = Reason.NO_SAMPLE.value
         self._at_us = now_us
 
     def in_force(self, now_us: int, clock_mhz: int, reason: str) -> None:
@@ -107,8 +108,7 @@ class Windows:
         if self._clock_mhz == DEFAULT_CLOCKS:
             window.default_us += passed_us
         window.mhz_us += self._clock_mhz * passed_us
-        if self._reason:
-            window.held_us[self._reason] += passed_us
+        window.held_us[self._reason] += passed_us
 
     def _window(self, window: _Open, counts: EngineCounts, end_us: int) -> EngineWindow:
         before, after = self._counts, counts

@@ -31,6 +31,16 @@ def served(queue: CallQueue) -> list[str]:
     return order
 
 
+@given(CHANGES, st.sets(st.sampled_from(GPUS)))
+def test_what_is_urgent_comes_first_and_in_the_same_order_as_the_rest(changes: dict[str, int], hurry: set[str]) -> None:
+    queue = CallQueue(HOLD_US)
+    assert queue.ask("first", 0, 0)
+    for gpu, gain in changes.items():
+        queue.ask(gpu, gain, 0, urgent=gpu in hurry)
+    usual = served(busy(changes))
+    assert served(queue) == [gpu for gpu in usual if gpu in hurry] + [gpu for gpu in usual if gpu not in hurry]
+
+
 @given(CHANGES)
 def test_all_are_served_once_raises_first_and_larger_differences_before_smaller(changes: dict[str, int]) -> None:
     order = served(busy(changes))
