@@ -6,7 +6,7 @@ proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
 operator/perseus_operator/api/*.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
-the CRDs → docs/{perseusjob,energyclass,perseusprofile,powerbudget}.md (``deploy/reference.py``)
+the CRDs → docs/{perseusjob,servingpool,energyclass,perseusprofile,powerbudget}.md (``deploy/reference.py``)
 the parsers of perseus and kubectl perseus → docs/command-line.md (``deploy/command_reference.py``)
 agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
 """

@@ -24,12 +24,15 @@ FRONTIER_SHORT_NAME: Final = "pf"
 CLASS_KIND: Final = "EnergyClass"
 CLASS_PLURAL: Final = "energyclasses"
 CLASS_SHORT_NAME: Final = "ec"
-PLURALS: Final = (PLURAL, PROFILE_PLURAL, FRONTIER_PLURAL, BUDGET_PLURAL, CLASS_PLURAL)
+POOL_KIND: Final = "ServingPool"
+POOL_PLURAL: Final = "servingpools"
+POOL_SHORT_NAME: Final = "sp"
+PLURALS: Final = (PLURAL, PROFILE_PLURAL, FRONTIER_PLURAL, BUDGET_PLURAL, CLASS_PLURAL, POOL_PLURAL)
 """Of all kinds that have a CustomResourceDefinition."""
 
 # Labels and annotations.
 LABEL_JOB: Final = "perseus.energy/job"
-"""On training pods: the name of the PerseusJob, in the same namespace, that may drive their GPUs (the opt-in)."""
+"""On pods: the name of the PerseusJob or ServingPool, in the same namespace, that may drive their GPUs (the opt-in)."""
 LABEL_CLASS: Final = "perseus.energy/class"
 """On a namespace or a training pod: the EnergyClass of which the operator makes PerseusJobs; a pod's counts first."""
 NO_CLASS: Final = "none"

@@ -555,6 +555,7 @@ def test_the_user_roles(render: Render) -> None:
     assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {
         "perseusjobs",
         "perseusprofiles",
+        "servingpools",
     }, "no status, no frontier, no budget"
 
 

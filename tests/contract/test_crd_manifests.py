@@ -17,11 +17,12 @@ from tests.offenders import about_each
 
 from perseus_core import keys
 from perseus_operator.api.budget import BudgetSpec
-from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, profile_crd
+from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, pool_crd, profile_crd
 from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.api.schema import dump, openapi_of, parse_spec
+from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.errors import InvalidSpec
 from perseus_solver.schedules import SCHEDULES
@@ -30,9 +31,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VERSION = crd()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
-BUDGET, CLASS, PROFILE, FRONTIER = (
+BUDGET, CLASS, PROFILE, FRONTIER, POOL = (
     made()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    for made in (budget_crd, class_crd, profile_crd, frontier_crd)
+    for made in (budget_crd, class_crd, profile_crd, frontier_crd, pool_crd)
 )
 MINIMAL: dict[str, Any] = {
     "pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8},
@@ -57,6 +58,7 @@ FIELDS = [
         (CLASS, "class."),
         (PROFILE, "profile."),
         (FRONTIER, "frontier."),
+        (POOL, "pool."),
     )
     for part in ("spec", "status")
     if part in root["properties"]
@@ -122,6 +124,9 @@ def test_the_samples_are_accepted() -> None:
             if document and document["kind"] == keys.KIND:
                 jsonschema.validate(document["spec"], SPEC)
                 parse_spec(JobSpec, document["spec"])
+            if document and document["kind"] == keys.POOL_KIND:
+                jsonschema.validate(document["spec"], POOL["properties"]["spec"])
+                parse_spec(PoolSpec, document["spec"])
             if document and document["kind"] == keys.BUDGET_KIND:
                 jsonschema.validate(document["spec"], BUDGET["properties"]["spec"])
                 parse_spec(BudgetSpec, document["spec"])

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class ConditionType(StrEnum):
-    """Type of a condition of a PerseusJob."""
+    """Type of a condition of a PerseusJob or a ServingPool."""
 
     ACCEPTED = "Accepted"
     """The manifest is valid. While an edit is refused, the job runs on with the previously accepted spec."""
@@ -31,6 +31,12 @@ class ConditionType(StrEnum):
     """Pods of the job run. Alerts look at no other job."""
     SUSPENDED = "Suspended"
     FINISHED = "Finished"
+    SIGNALS_READY = "SignalsReady"
+    """Every pod of a pool has an engine that says what it does."""
+    CLOCKS_APPLIED = "ClocksApplied"
+    """The agents hold what the pool's mode asks for: the table that clocks follow."""
+    OBJECTIVE_KEPT = "ObjectiveKept"
+    """Measured requests keep the limits of the pool."""
     READY = "Ready"
 
 
@@ -41,6 +47,7 @@ class Reason(StrEnum):
     ACCEPTED = "Accepted"
     SPEC_INVALID = "SpecInvalid"
     ANNOTATION_INVALID = "AnnotationInvalid"
+    NAME_TAKEN = "NameTaken"
     # ProfileReady
     PROFILE_READ = "ProfileRead"
     CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
@@ -109,6 +116,21 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     FINISHED = "Finished"
     NOT_FINISHED = "NotFinished"
+    # SignalsReady
+    SIGNALS_SEEN = "SignalsSeen"
+    NO_SIGNAL = "NoSignal"
+    ENGINE_UNKNOWN = "EngineUnknown"
+    ENGINES_DIFFER = "EnginesDiffer"
+    # ProfileReady of a pool; also ModelDoesNotExplain, Profiling and ProfilingNeedsEnforce
+    PROFILE_FITTED = "ProfileFitted"
+    WAITING_FOR_SIGNALS = "WaitingForSignals"
+    # ClocksApplied; also Applying, Canary, ObserveOnly and RecommendOnly
+    TABLE_IN_FORCE = "TableInForce"
+    NO_LIMITS = "NoLimits"
+    # ObjectiveKept; also NoLimits
+    OBJECTIVE_KEPT = "ObjectiveKept"
+    OBJECTIVE_MISSED = "ObjectiveMissed"
+    NOT_MEASURED = "NotMeasured"
     # Ready
     READY = "Ready"
     # Events only

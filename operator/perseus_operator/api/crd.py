@@ -14,6 +14,8 @@ from perseus_operator.api.budget import BudgetFigures, BudgetSpec
 from perseus_operator.api.energy_class import ClassFigures, ClassSpec
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import openapi_of
+from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.api.stored import MAX_CALIBRATION_BYTES, FrontierSpec, ProfileSpec
 from perseus_operator.objects.values import Json
@@ -174,6 +176,36 @@ def class_crd() -> Json:
     )
 
 
+def pool_crd() -> Json:
+    """The CRD of ServingPool as a document."""
+    columns = [
+        _column("Ready", _condition_path("Ready"), "string", "Whether the pool is as its mode asks for."),
+        _column("Reason", _condition_path("Ready", "reason"), "string", "Reason of the condition Ready.", wide=True),
+        _column("Mode", ".spec.mode", "string", "Enforce, Canary, Recommend or Observe."),
+        _column("Replicas", ".status.replicaCount", "integer", "Replicas whose engine says what it does."),
+        _column("Kept", _condition_path("ObjectiveKept"), "string", "Whether requests keep the limits."),
+        _column("First token", ".status.attainment.timeToFirstToken", "string", "Share that kept this limit."),
+        _column("Tokens", ".status.attainment.timePerOutputToken", "string", "Share that kept this limit."),
+        _column("Saved", ".status.savings.energy", "string", "Measured energy saved per generated token."),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    rule = {
+        "rule": "size(self.metadata.name) <= 63",
+        "message": "metadata.name must be at most 63 characters: it is a label value",
+    }
+    return _definition(
+        kind=keys.POOL_KIND,
+        plural=keys.POOL_PLURAL,
+        short=keys.POOL_SHORT_NAME,
+        scope="Namespaced",
+        description="Replicas of a language model's engine, and the GPU clocks that follow their load.",
+        rules=[rule],
+        spec={**openapi_of(PoolSpec), "description": "What the user wants."},
+        status=_status(openapi_of(PoolFigures)),
+        columns=columns,
+    )
+
+
 def profile_crd() -> Json:
     """The CRD of PerseusProfile as a document."""
     columns = [
@@ -288,6 +320,7 @@ def definitions() -> dict[str, str]:
     """Every CRD as YAML, with the line that says where it comes from, by the plural of its kind."""
     return {
         keys.PLURAL: _yaml(crd(), "api/job.py"),
+        keys.POOL_PLURAL: _yaml(pool_crd(), "api/serving/spec.py"),
         keys.BUDGET_PLURAL: _yaml(budget_crd(), "api/budget.py"),
         keys.CLASS_PLURAL: _yaml(class_crd(), "api/energy_class.py"),
         keys.PROFILE_PLURAL: _yaml(profile_crd(), "api/stored.py"),

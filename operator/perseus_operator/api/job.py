@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from perseus_core import keys
 from perseus_core.units import ratio_from_percent
@@ -43,6 +43,35 @@ class Mode(StrEnum):
     def sets_clocks(self) -> bool:
         """Whether clocks may be set at all."""
         return self in (Mode.ENFORCE, Mode.CANARY)
+
+
+class WorkSpec(Protocol):
+    """What every spec says whose GPUs' clocks are set, a PerseusJob's or a ServingPool's."""
+
+    @property
+    def mode(self) -> Mode:
+        """Whether clocks are set."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Among the members of a PowerBudget."""
+        ...
+
+    @property
+    def suspend(self) -> bool:
+        """Whether it is not to be managed."""
+        ...
+
+    @property
+    def ttl_seconds_after_finished(self) -> int | None:
+        """How long after its end it is deleted; None: it is kept."""
+        ...
+
+    @property
+    def pods(self) -> Workload | None:
+        """Which pods belong to it, of those that opted in; None: all."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +364,11 @@ class JobSpec:
             lambda spec: spec.mode is not Mode.CANARY or spec.is_planned,
         ),
     )
+
+    @property
+    def pods(self) -> Workload | None:
+        """See ``WorkSpec``."""
+        return self.workload
 
     @property
     def is_planned(self) -> bool:

@@ -1,4 +1,4 @@
-"""The part of a PerseusJob's spec that selects the pods of the job.
+"""The part of the spec of a PerseusJob or a ServingPool that selects its pods.
 
 The kinds are those whose worker pods ``nodes.workloads`` can recognise. API groups are left out: each kind stands
 for one group.
@@ -37,11 +37,19 @@ class WorkloadKind(StrEnum):
     LEADER_WORKER_SET = "LeaderWorkerSet"
 
 
+class ServerKind(StrEnum):
+    """What makes the pods of replicas that serve."""
+
+    DEPLOYMENT = "Deployment"
+    STATEFUL_SET = "StatefulSet"
+    LEADER_WORKER_SET = "LeaderWorkerSet"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """A workload in the namespace of the PerseusJob."""
 
-    kind: WorkloadKind = choice("Its kind; VolcanoJob is the Job of batch.volcano.sh.", WorkloadKind)
+    kind: WorkloadKind | ServerKind = choice("Its kind; VolcanoJob is the Job of batch.volcano.sh.", WorkloadKind)
     name: str = text("Its name.", rule="the name of a workload", max_length=253, pattern=DNS_NAME)
 
 

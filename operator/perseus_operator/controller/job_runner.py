@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec
+from perseus_operator.api.job import JobSpec, WorkSpec
 from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
@@ -27,7 +27,7 @@ from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
-from perseus_operator.families.registry import FAMILIES, Kind
+from perseus_operator.families.registry import FAMILIES, Kind, kinds_of
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings, member_of
 from perseus_operator.jobs.job import Job
@@ -51,7 +51,7 @@ at least twice as long as they take: a job of thousands of ranks may not occupy 
 
 
 class JobRunner:
-    """Reconciles one job from the first time it is observed until it is stopped or released."""
+    """Reconciles one PerseusJob or ServingPool from the first time it is observed until it is stopped or released."""
 
     def __init__(self, ref: JobRef, services: Services, kinds: Sequence[Kind] = FAMILIES) -> None:
         self.ref = ref
@@ -74,8 +74,8 @@ class JobRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._status = StatusWriter(ref, services, lambda write: self._spawn(write, otherwise=self._written))
         self._trace = EditTrace()
-        self._kinds = kinds
-        self._kind = kinds[-1]
+        self._kinds = kinds_of(kinds, ref.kind)
+        self._kind = self._kinds[-1]
         self.family = self._made(self._kind)
         self._nodes = NodeSession(self.job, services, family=lambda: self.family, wake=self._wake)
 
@@ -85,7 +85,7 @@ class JobRunner:
     # -------------------------------------------------------------------------------------------------------- observe
 
     def observe(self, body: Mapping[str, Any]) -> bool:
-        """Take in the PerseusJob as it is now.
+        """Take in the object as it is now.
 
         Args:
             body: the object as the API server sends it.
@@ -126,22 +126,29 @@ class JobRunner:
             return
         self._raw_spec = raw_spec
         try:
-            spec = parse_spec(JobSpec, raw_spec)
+            spec = parse_spec(self._kind.spec, raw_spec)
         except InvalidSpec as error:
             self.job.spec_rejected(Explanation(Reason.SPEC_INVALID, str(error)))
         else:
             self._choose_family(spec)
             self.family.spec_accepted(spec)
 
-    def _choose_family(self, spec: JobSpec) -> None:
+    def _choose_family(self, spec: WorkSpec) -> None:
         """The spec's first family; a spec changes it only where nobody has held it to the CRD's rules."""
         kind = next(kind for kind in self._kinds if kind.serves(spec))
         if kind is not self._kind:
             self._kind, self.family = kind, self._made(kind)
             self.family.restored(self._status.stored)
 
-    def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
-        """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""
+    def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str], *, name_taken: bool = False) -> None:
+        """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now.
+
+        Args:
+            pods: that opted in.
+            agents: host:port, by node.
+            name_taken: whether they are those of a PerseusJob of this name, and none is given.
+        """
+        self.job.name_observed(taken=name_taken)
         chosen = select(self.job.spec, pods)
         self.family.pods_observed(chosen, agents, finished_at_s=self._services.wall_s() if chosen.finished else None)
         self._wake.now()
@@ -174,7 +181,8 @@ class JobRunner:
 
     def view(self) -> JobView:
         """What the web page may show."""
-        return JobView(self.ref, self.job.spec, self._status.stored, self.family.solved)
+        spec = self.job.spec if isinstance(self.job.spec, JobSpec) else None
+        return JobView(self.ref, spec, self._status.stored, self.family.solved)
 
     # ------------------------------------------------------------------------------------------------------ reconcile
 
@@ -345,6 +353,6 @@ class JobRunner:
         self._services.epochs.forget(self.ref.uid)
 
     async def release(self) -> None:
-        """Reconcile no more, and return every GPU of the job to its default clocks: the PerseusJob is deleted."""
+        """Reconcile no more, and return every GPU of the job to its default clocks: the object is deleted."""
         await self.stop()
         await release_job(self.job, self._services)

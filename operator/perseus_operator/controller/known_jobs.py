@@ -1,5 +1,5 @@
-"""The PerseusJobs of the cluster as they were observed last, with only what is used of them, and how many of a
-namespace are served.
+"""The PerseusJobs and ServingPools of the cluster as they were observed last, with only what is used of them, and how
+many of a namespace are served.
 
 A tenant may make any number of PerseusJobs, and fill the annotations and labels of each. So of a body only the fields
 that are read are kept, and of a namespace the oldest jobs are served, up to a budget. As many more wait for a place;
@@ -31,8 +31,8 @@ _MOST_LABELS: Final = 16_384
 """Characters of all labels; of more, only the operator's own are kept."""
 
 
-def used_of(body: Mapping[str, Any]) -> Json:
-    """What is used of a PerseusJob as the API server sends it."""
+def used_of(body: Mapping[str, Any], kind: str = keys.KIND) -> Json:
+    """What is used of an object of a kind as the API server sends it."""
     metadata = body["metadata"]
     labels, annotations = dict(metadata.get("labels") or {}), metadata.get("annotations") or {}
     if sum(len(key) + len(value) for key, value in labels.items()) > _MOST_LABELS:
@@ -40,7 +40,7 @@ def used_of(body: Mapping[str, Any]) -> Json:
     kept: Json = {key: metadata[key] for key in _METADATA if key in metadata}
     kept["labels"] = labels
     kept["annotations"] = {key: annotations[key][:_MOST_ANNOTATION] for key in _ANNOTATIONS if key in annotations}
-    used: Json = {"metadata": kept}
+    used: Json = {"kind": kind, "metadata": kept}
     for part in ("spec", "status"):
         if body.get(part) is not None:
             used[part] = body[part]
@@ -48,7 +48,7 @@ def used_of(body: Mapping[str, Any]) -> Json:
 
 
 class KnownJobs:
-    """PerseusJobs by UID."""
+    """PerseusJobs and ServingPools by UID; a place of a namespace's budget is for either."""
 
     def __init__(self, most_of_namespace: int) -> None:
         """``most_of_namespace``: how many are served of one namespace."""
@@ -57,7 +57,8 @@ class KnownJobs:
         self._bodies: dict[str, Json] = {}
         self._places: dict[str, list[tuple[str, str]]] = {}
         """By namespace: creation and UID of its jobs, the oldest first."""
-        self._named: dict[tuple[str, str], str] = {}
+        self._named: dict[tuple[str, str, str], str] = {}
+        """UID by namespace, name and kind."""
         self._served: dict[str, frozenset[str]] = {}
         """Of the namespaces with more jobs than are served, which are."""
 
@@ -87,8 +88,18 @@ class KnownJobs:
         return ((uid, body) for uid, body in self._bodies.items() if self.serves(uid))
 
     def named(self, namespace: str, name: str) -> str:
-        """UID of the job that has this name now; empty: none."""
-        return self._named.get((namespace, name), "")
+        """UID of the object whose pods opt in with this name: the PerseusJob, else the ServingPool; empty: none."""
+        kinds = keys.KIND, keys.POOL_KIND
+        return next((uid for kind in kinds if (uid := self._named.get((namespace, name, kind), ""))), "")
+
+    def same_name(self, namespace: str, name: str) -> set[str]:
+        """UIDs of the objects of this name, of either kind."""
+        kinds = keys.KIND, keys.POOL_KIND
+        return {uid for kind in kinds if (uid := self._named.get((namespace, name, kind), ""))}
+
+    def of_kind(self, kind: str) -> list[Json]:
+        """What is kept of the objects of one kind."""
+        return [body for body in self._bodies.values() if body["kind"] == kind]
 
     def is_full(self, namespace: str) -> bool:
         """Whether no more jobs of a namespace are kept."""
@@ -98,9 +109,9 @@ class KnownJobs:
         """UIDs of its jobs, the oldest first."""
         return [uid for _, uid in self._places.get(namespace, ())]
 
-    def observe(self, body: Mapping[str, Any]) -> bool:
-        """Take in a job as it is now; whether that changes which jobs of its namespace are served."""
-        used = used_of(body)
+    def observe(self, body: Mapping[str, Any], kind: str = keys.KIND) -> bool:
+        """Take in an object of a kind as it is now; whether that changes which of its namespace are served."""
+        used = used_of(body, kind)
         metadata = used["metadata"]
         uid, namespace = metadata["uid"], metadata["namespace"]
         if uid in self._bodies:
@@ -110,7 +121,7 @@ class KnownJobs:
         places.append((metadata.get("creationTimestamp") or "", uid))
         places.sort()
         self._bodies[uid] = used
-        self._named[namespace, metadata["name"]] = uid
+        self._named[namespace, metadata["name"], kind] = uid
         for _, youngest in places[self.most_kept :]:
             self._drop(youngest)
         del places[self.most_kept :]
@@ -128,9 +139,11 @@ class KnownJobs:
 
     def _drop(self, uid: str) -> Json:
         """Returns its metadata."""
-        metadata: Json = self._bodies.pop(uid)["metadata"]
-        if self.named(metadata["namespace"], metadata["name"]) == uid:
-            del self._named[metadata["namespace"], metadata["name"]]
+        body = self._bodies.pop(uid)
+        metadata: Json = body["metadata"]
+        named = metadata["namespace"], metadata["name"], body["kind"]
+        if self._named.get(named) == uid:
+            del self._named[named]
         return metadata
 
     def _choose(self, namespace: str) -> bool:

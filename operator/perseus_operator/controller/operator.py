@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from perseus_core import keys
 from perseus_operator.budgets.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.classes.energy_classes import EnergyClasses
 from perseus_operator.clients.kube.client import KubeClient
@@ -36,6 +37,7 @@ JobKey = tuple[str, str]
 
 logger = logging.getLogger(__name__)
 
+_KINDS: Final = "PerseusJobs and ServingPools"
 _RESYNC_S: Final = 60.0
 _STUCK_S: Final = 30.0
 """A reconciliation this late, or an event loop this silent, makes the liveness probe fail."""
@@ -144,21 +146,24 @@ class Operator:
         await self._kube.close()
         gc.enable()
 
-    def observe_job(self, body: Mapping[str, Any]) -> None:
-        """Take in a PerseusJob as it is now, and keep it so from the first time on."""
-        ref = _ref(body)
+    def observe_job(self, body: Mapping[str, Any], kind: str = keys.KIND) -> None:
+        """Take in a PerseusJob, or a ServingPool, as it is now, and keep it so from the first time on."""
+        ref = _ref(body, kind)
         if body["metadata"].get("deletionTimestamp"):  # though a finalizer of others may hold it for long
             self.job_deleted(ref.uid)
             return
-        if self._jobs.observe(body):
+        new = ref.uid not in self._jobs
+        if self._jobs.observe(body, kind):
             self._settle(ref.namespace)
+        if new:
+            self._pass_pods_of_name(ref.namespace, ref.name, ref.uid)
         if self._jobs.serves(ref.uid):
             self._serve(ref.uid)
         elif ref.uid in self._jobs:
             self._leave_out(ref.uid)
         elif ref.namespace not in self._full and self.shards.holds(ref.uid):
             self._full.add(ref.namespace)
-            why = f"has more than {self._jobs.most_kept} PerseusJobs; nothing of others is kept, nor said but this"
+            why = f"has more than {self._jobs.most_kept} {_KINDS}; nothing of others is kept, nor said but this"
             self._end(self._say_beyond(ref, why, " Once others are deleted, edit the job to have it served."))
 
     def _serve(self, uid: str) -> None:
@@ -176,8 +181,9 @@ class Operator:
             self._pass_pods(runner)
 
     def job_deleted(self, uid: str) -> None:
-        """Take in that a PerseusJob is deleted: its GPUs go back to their default clocks."""
-        namespace = self._jobs.body(uid)["metadata"]["namespace"] if uid in self._jobs else ""
+        """Take in that a PerseusJob or ServingPool is deleted: its GPUs go back to their default clocks."""
+        metadata = self._jobs.body(uid)["metadata"] if uid in self._jobs else {}
+        namespace = metadata.get("namespace", "")
         changed = self._jobs.forget(uid)
         self._beyond.discard(uid)
         runner = self._runners.pop(uid, None)
@@ -185,6 +191,7 @@ class Operator:
             self._end(runner.release())
         if changed:
             self._settle(namespace)
+        self._pass_pods_of_name(namespace, metadata.get("name", ""), uid)
 
     def _settle(self, namespace: str) -> None:
         """Serve the jobs of a namespace that are within its budget, and no others."""
@@ -207,7 +214,7 @@ class Operator:
             self._end(runner.release())
         if uid not in self._beyond and self.shards.holds(uid):
             self._beyond.add(uid)
-            why = f"has more than {self._jobs.most_served} PerseusJobs, and the oldest are served"
+            why = f"has more than {self._jobs.most_served} {_KINDS}, and the oldest are served"
             self._end(self._say_beyond(_ref(self._jobs.body(uid)), why))
 
     async def _say_beyond(self, ref: JobRef, why: str, then: str = "") -> None:
@@ -258,14 +265,15 @@ class Operator:
                 self._pass_pods(runner)
 
     async def views(self) -> list[JobView]:
-        """Every job as the web page may show it; a coroutine, so that threads must ask on the event loop."""
-        own = [runner.view() for runner in self._runners.values()]
-        others = [body for uid, body in self._jobs.served() if uid not in self._runners]
+        """Every PerseusJob as the web page may show it; a coroutine, so that threads must ask on the event loop."""
+        own = [runner.view() for runner in self._jobs_served()]
+        served = self._jobs.served()
+        others = [body for uid, body in served if uid not in self._runners and body["kind"] == keys.KIND]
         return own + [JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True) for body in others]
 
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
         """Declare a straggler. Raises like ``set_straggler``."""
-        return await set_straggler(request, self._runners.values(), self._kube)
+        return await set_straggler(request, self._jobs_served(), self._kube)
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """Read the labels of a namespace. Raises KubeError."""
@@ -279,9 +287,19 @@ class Operator:
         late = [str(r.ref) for r in list(self._runners.values()) if now_s - r.next_reconcile_s > _STUCK_S]
         return f"{len(late)} jobs are not reconciled, first {late[0]}" if late else None
 
+    def _jobs_served(self) -> list[JobRunner]:
+        return [runner for runner in self._runners.values() if runner.ref.kind == keys.KIND]
+
     def _pass_pods(self, runner: JobRunner) -> None:
-        own = self._pods_of.get((runner.ref.namespace, runner.ref.name), {})
-        runner.observe_pods(own.values(), self._agents)
+        key = runner.ref.namespace, runner.ref.name
+        taken = self._jobs.named(*key) not in ("", runner.ref.uid)
+        own = {} if taken else self._pods_of.get(key, {})
+        runner.observe_pods(own.values(), self._agents, name_taken=taken)
+
+    def _pass_pods_of_name(self, namespace: str, name: str, changed: str) -> None:
+        """A PerseusJob or a ServingPool has come or gone: whose the pods of its name are may have changed."""
+        for uid in self._runners.keys() & self._jobs.same_name(namespace, name) - {changed}:
+            self._pass_pods(self._runners[uid])
 
     def _pass_pods_to_all(self) -> None:
         for runner in self._runners.values():
@@ -341,7 +359,7 @@ class Operator:
     async def _make_jobs(self) -> None:
         if not self.shards.leads:
             return
-        bodies = [self._jobs.body(uid)["metadata"] for uid in self._jobs]
+        bodies = [body["metadata"] for body in self._jobs.of_kind(keys.KIND)]
         jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
 
@@ -372,6 +390,6 @@ def _key(pod: Pod) -> JobKey:
     return pod.namespace, pod.job
 
 
-def _ref(body: Mapping[str, Any]) -> JobRef:
+def _ref(body: Mapping[str, Any], kind: str = "") -> JobRef:
     metadata = body["metadata"]
-    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
+    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"], kind or body["kind"])

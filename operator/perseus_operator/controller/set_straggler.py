@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from perseus_core import keys
+from perseus_operator.api.job import JobSpec
 from perseus_operator.errors import InvalidSpec, KubeConflict, StaleEpoch, UnknownJob
 from perseus_operator.families.training.features.stragglers.annotation import (
     Declaration,
@@ -148,7 +149,7 @@ def _delay_s(request: StragglerRequest, served: ServedJob) -> float:
 
 def _check_pipeline(entry: Declaration, served: ServedJob) -> None:
     spec = served.job.spec
-    if entry.id.isdigit() and spec is not None and int(entry.id) >= spec.pipeline.data_parallel:
+    if entry.id.isdigit() and isinstance(spec, JobSpec) and int(entry.id) >= spec.pipeline.data_parallel:
         raise InvalidSpec(f"id: the job has data-parallel ranks 0 to {spec.pipeline.data_parallel - 1}, not {entry.id}")
 
 

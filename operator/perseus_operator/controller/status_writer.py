@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.status import StatusFigures
 from perseus_operator.clients.kube.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.jobs import document
@@ -100,17 +101,18 @@ class StatusWriter:
             return NEVER_S  # the newer operator reports this job
         conditions = report.conditions
         ready = conditions[-1].status is True
-        self._services.metrics.set_job(
-            self._ref,
-            report.figures,
-            measured=report.measured,
-            planned_slowdown=report.planned_slowdown,
-            stragglers=report.stragglers,
-            active=bool(job.nodes.occupied),
-            ready=ready,
-            quality=report.quality,
-            evidence=report.evidence,
-        )
+        if isinstance(report.figures, StatusFigures):
+            self._services.metrics.set_job(
+                self._ref,
+                report.figures,
+                measured=report.measured,
+                planned_slowdown=report.planned_slowdown,
+                stragglers=report.stragglers,
+                active=bool(job.nodes.occupied),
+                ready=ready,
+                quality=report.quality,
+                evidence=report.evidence,
+            )
         self._services.metrics.set_frontier(self._ref, report.curve)
         self._pending += report.events
         if report.plan and report.plan != self._announced:

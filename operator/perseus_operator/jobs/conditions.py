@@ -6,10 +6,10 @@ does it run, and is all as it should be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import Mode, WorkSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault
 from perseus_operator.objects.formatting import counted
@@ -24,13 +24,17 @@ def all_conditions(job: Job, own: Sequence[Condition], fault: Explanation | None
         fault: of what users wrote beside the spec; None: there is none.
         summary: what ``Ready`` says if all is as it should be.
     """
-    conditions = [_accepted(job, fault)]
+    conditions = [accepted(job, fault)]
     if job.spec is not None:
         conditions += [*own, *_life(job, job.spec)]
-    return [*conditions, _ready(conditions, job.spec, summary)]
+    finished = next((each for each in conditions if each.type is ConditionType.FINISHED and each.status), None)
+    if finished is not None:  # as tools expect of what has come to its end
+        return [*conditions, Condition(ConditionType.READY, True, finished.reason, finished.message)]
+    return [*conditions, ready(conditions, _needed(job.spec), summary)]
 
 
-def _accepted(job: Job, fault: Explanation | None) -> Condition:
+def accepted(job: Job, fault: Explanation | None) -> Condition:
+    """Say whether the manifest is valid; ``fault`` as of ``all_conditions``."""
     if job.spec_fault is not None:
         previous = " The previously accepted spec stays in force." if job.spec is not None else ""
         fault = Explanation(job.spec_fault.reason, job.spec_fault.message + previous)
@@ -62,7 +66,7 @@ def agents_ready(job: Job) -> Condition:
     return Condition(kind, True, Reason.LEASED, f"Leases are held on {counted(len(nodes), 'node')}.")
 
 
-def _life(job: Job, spec: JobSpec) -> Iterator[Condition]:
+def _life(job: Job, spec: WorkSpec) -> Iterator[Condition]:
     """Whether the job runs, is suspended, or has finished."""
     nodes = job.nodes.occupied
     absent = absence(job)
@@ -85,8 +89,8 @@ def _life(job: Job, spec: JobSpec) -> Iterator[Condition]:
         yield Condition(ConditionType.FINISHED, False, Reason.NOT_FINISHED, message)
 
 
-def _ready(conditions: Sequence[Condition], spec: JobSpec | None, summary: str) -> Condition:
-    """The first condition that is not as it should be, in the order in which they depend on each other."""
+def _needed(spec: WorkSpec | None) -> Set[ConditionType]:
+    """Which conditions of a PerseusJob must hold for it to be ready."""
     needed = {
         ConditionType.ACCEPTED,
         ConditionType.PROFILE_READY,
@@ -94,14 +98,21 @@ def _ready(conditions: Sequence[Condition], spec: JobSpec | None, summary: str) 
         ConditionType.AGENTS_READY,
         ConditionType.PLAN_APPLIED,
     }
-    found = {condition.type: condition for condition in conditions}
-    finished = found.get(ConditionType.FINISHED)
-    if finished is not None and finished.status:  # as tools expect of what has come to its end
-        return Condition(ConditionType.READY, True, finished.reason, finished.message)
     if spec is not None and not spec.mode.sets_clocks:
         needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}
     if spec is not None and spec.mode is Mode.OBSERVE:  # a prediction needs no profile
         needed -= {ConditionType.PROFILE_READY}
+    return needed
+
+
+def ready(conditions: Sequence[Condition], needed: Set[ConditionType], summary: str) -> Condition:
+    """Return ``Ready``: the first needed condition that does not hold, in the order in which they depend on each other.
+
+    Args:
+        conditions: all others.
+        needed: the types of those that must hold.
+        summary: what it says if they do.
+    """
     for condition in conditions:
         if condition.type in needed and condition.status is not True:
             return Condition(ConditionType.READY, False, condition.reason, condition.message)

@@ -1,4 +1,4 @@
-"""The whole status of a PerseusJob as it is stored, made of conditions and figures, and what of it is urgent."""
+"""The whole status of a PerseusJob or ServingPool, made of conditions and figures, and what of it is urgent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from perseus_operator.api.conditions import Condition, ConditionType, merge_conditions
 from perseus_operator.api.schema import dump
+from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.objects.values import Json
@@ -14,7 +15,7 @@ from perseus_operator.objects.values import Json
 
 def document(
     conditions: Iterable[Condition],
-    figures: StatusFigures,
+    figures: StatusFigures | PoolFigures,
     stored: Mapping[str, Any],
     *,
     generation: int,
@@ -45,6 +46,7 @@ def essence(status: Mapping[str, Any]) -> Json:
         reason.
     """
     at_leisure = {"measured", "savings", "comparison", "predicted", "clock", "conditions", "powerBudget"}
+    at_leisure |= {"replicas", "replicaCount", "attainment", "proposedLimits", "engine"}  # of a pool
     figures = {key: value for key, value in status.items() if key not in at_leisure}
     hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
     share = {key: value for key, value in status.get("powerBudget", {}).items() if key != "slowdown"}

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from perseus_operator.api.job import JobSpec
 from perseus_operator.budgets.member import Member
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.job import Job
@@ -81,8 +80,8 @@ class Family(Protocol):
 
     # --------------------------------------------------------------------------------------------------------- observe
 
-    def spec_accepted(self, spec: JobSpec) -> None:
-        """Take in a valid spec."""
+    def spec_accepted(self, spec: Any) -> None:
+        """Take in a valid ``WorkSpec``, of the type that this family serves."""
         ...
 
     def annotations_observed(self, annotations: Mapping[str, str]) -> None:

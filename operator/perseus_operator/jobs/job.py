@@ -1,4 +1,5 @@
-"""What is known of a PerseusJob whatever its family: what it asks for, its pods and nodes, who commands it, its watts.
+"""What is known of a PerseusJob or ServingPool, whatever its family: what it asks for, its pods and nodes, who commands
+it, its watts.
 
 Fields are read everywhere and changed only by the named methods below, one for each event; ``JobNodes``, ``Node`` and
 ``JobEnd`` do the same for their part. Nothing here does I/O, reads a clock or decides what to do. What only one family
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.api.job import JobSpec
+from perseus_operator.api.job import WorkSpec
 from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.jobs.lifecycle import JobEnd
@@ -21,15 +22,17 @@ from perseus_operator.objects.values import JobRef, Pod
 
 @dataclass
 class Job:
-    """One PerseusJob. A ``*_fault`` is None while there is none."""
+    """One PerseusJob or ServingPool. A ``*_fault`` is None while there is none."""
 
     ref: JobRef
     generation: int = 0
-    stated_spec: JobSpec | None = None
+    stated_spec: WorkSpec | None = None
     """The last accepted one."""
-    spec: JobSpec | None = None
+    spec: WorkSpec | None = None
     """The same with what it leaves out: its profile, and its shape once that is known."""
     spec_fault: Explanation | None = None
+    name_taken: bool = False
+    """A PerseusJob has the name of this ServingPool, and its pods."""
     energy_class: str = ""
     """EnergyClass that the PerseusJob is labelled with; empty: none. A tenant may write that."""
     nodes: JobNodes = field(default_factory=JobNodes)
@@ -56,7 +59,7 @@ class Job:
         """The PerseusJob is labelled with this EnergyClass; empty: with none."""
         self.energy_class = energy_class
 
-    def spec_accepted(self, stated: JobSpec, completed: JobSpec) -> None:
+    def spec_accepted(self, stated: WorkSpec, completed: WorkSpec) -> None:
         """A valid spec replaces the one before.
 
         Args:
@@ -68,6 +71,10 @@ class Job:
     def spec_rejected(self, fault: Explanation) -> None:
         """The spec breaks a rule; the last accepted one stays in force."""
         self.spec_fault = fault
+
+    def name_observed(self, *, taken: bool) -> None:
+        """Whether another object of this name has the pods that opted in to it."""
+        self.name_taken = taken
 
     def pods_observed(
         self,

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.api.job import JobSpec
+from perseus_operator.api.job import WorkSpec
 from perseus_operator.api.schema import stored_items
 
 
@@ -47,7 +47,7 @@ class JobEnd:
         self.finished_at_s = _finished_at_s(status)
 
 
-def next_deletion(end: JobEnd, spec: JobSpec, *, now_s: float, wall_s: float) -> tuple[bool, float]:
+def next_deletion(end: JobEnd, spec: WorkSpec, *, now_s: float, wall_s: float) -> tuple[bool, float]:
     """Whether to delete the PerseusJob now, and otherwise when to look again (monotonic).
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perseus_operator.api.conditions import Condition
+from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.jobs.events import JobEvent
 from perseus_operator.nodes.evidence import Evidence
@@ -36,7 +37,7 @@ class JobReport:
     """
 
     conditions: Sequence[Condition]
-    figures: StatusFigures
+    figures: StatusFigures | PoolFigures
     measured: Measured | None = None
     planned_slowdown: float = 1.0
     announces: bool = False

@@ -6,7 +6,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.job_nodes import JobNodes
-from perseus_operator.nodes.workloads import PRESETS
+from perseus_operator.nodes.workloads import preset_of
 
 _SHOWN = 3
 
@@ -18,12 +18,12 @@ def absence(job: Job) -> Explanation:
         return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
     if job.end.finished_at_s is not None:
         return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
-    reference = spec.workload.reference if spec and spec.workload else None
+    reference = spec.pods.reference if spec and spec.pods else None
     if reference is None:
         message = "No pod of the job is running."
     else:
         message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
-        suspended_by = PRESETS[reference.kind].suspended_by
+        suspended_by = preset_of(reference.kind).suspended_by
         if suspended_by and job.failed_pod is None:
             message += f" None runs while {suspended_by} is true."
     if excluded := "; ".join(f"{number} {why}" for why, number in job.excluded_pods.items()):

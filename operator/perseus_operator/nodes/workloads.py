@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from perseus_operator.api.job import JobSpec
-from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.api.job import WorkSpec
+from perseus_operator.api.workload import ServerKind, WorkloadKind
 from perseus_operator.objects.values import Owner, Pod
 
 
@@ -30,6 +30,8 @@ class Preset:
         restart_label: pod label that counts the workload's restarts; empty: every restart has another owner.
         owner_is_attempt: the owner of a pod is the same for all pods of one attempt, and another after a restart.
         suspended_by: field of the workload that suspends it; its controller then deletes the pods. Empty: none.
+        owner_kind: of the controller whose name says the workload's; empty: a label of the pods does.
+        suffix_label: pod label whose value, after a hyphen, ends that name; empty: it is the workload's.
     """
 
     group: str
@@ -40,6 +42,17 @@ class Preset:
     restart_label: str = ""
     owner_is_attempt: bool = False
     suspended_by: str = "spec.suspend"
+    owner_kind: str = ""
+    suffix_label: str = ""
+
+    def workload_of(self, pod: Pod) -> str:
+        """The workload's name, as the pod says it; empty: it does not."""
+        if not self.owner_kind:
+            return pod.labels.get(self.name_label, "")
+        if pod.owner is None or pod.owner.kind != self.owner_kind:
+            return ""
+        suffix = pod.labels.get(self.suffix_label, "") if self.suffix_label else ""
+        return pod.owner.name.removesuffix(f"-{suffix}" if suffix else "")
 
 
 _JOB_SET: Final = "jobset.sigs.k8s.io"
@@ -110,6 +123,20 @@ PRESETS: Final[Mapping[WorkloadKind, Preset]] = {
     ),
 }
 
+_SERVERS: Final[Mapping[ServerKind, Preset]] = {
+    # Its pods belong to ReplicaSets, of which a rollout has two.
+    ServerKind.DEPLOYMENT: Preset(
+        "apps/v1", "", suspended_by="", owner_kind="ReplicaSet", suffix_label="pod-template-hash"
+    ),
+    ServerKind.STATEFUL_SET: Preset("apps/v1", "", suspended_by="", owner_kind="StatefulSet"),
+    ServerKind.LEADER_WORKER_SET: PRESETS[WorkloadKind.LEADER_WORKER_SET],
+}
+
+
+def preset_of(kind: WorkloadKind | ServerKind) -> Preset:
+    """How the pods of a kind are recognised."""
+    return _SERVERS[kind] if isinstance(kind, ServerKind) else PRESETS[kind]
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -136,7 +163,7 @@ _OLDER_ATTEMPT: Final = "are of an earlier attempt"
 _FAILED: Final = "failed"
 
 
-def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
+def select(spec: WorkSpec | None, pods: Iterable[Pod]) -> Selection:
     """The pods of the job among those that opted in to it. A job that is suspended has none."""
     if spec is not None and spec.suspend:
         return Selection(())
@@ -153,8 +180,8 @@ def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
     return replace(chosen, excluded={_FAILED: len(failed)} | dict(chosen.excluded), failed=failed[-1])
 
 
-def _of_job(spec: JobSpec | None, pods: Sequence[Pod]) -> Selection:
-    workload = spec.workload if spec else None
+def _of_job(spec: WorkSpec | None, pods: Sequence[Pod]) -> Selection:
+    workload = spec.pods if spec else None
     if workload is None:
         return Selection(tuple(pods))
     if workload.reference is not None:
@@ -164,15 +191,15 @@ def _of_job(spec: JobSpec | None, pods: Sequence[Pod]) -> Selection:
     return Selection(chosen, excluded=_counted({_OTHER_WORKLOAD: len(pods) - len(chosen)}))
 
 
-def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selection:
+def _of_workload(pods: Iterable[Pod], kind: WorkloadKind | ServerKind, name: str) -> Selection:
     """The workers of a workload, of its latest attempt alone."""
-    preset = PRESETS[kind]
+    preset = preset_of(kind)
     pattern = re.compile(preset.name_pattern.format(re.escape(name)))
     role_label, roles = preset.not_workers
     excluded = {_OTHER_WORKLOAD: 0, _NOT_WORKERS: 0, _OLDER_ATTEMPT: 0}
     attempts: dict[tuple[int, str], list[Pod]] = {}
     for pod in pods:
-        if not pattern.fullmatch(pod.labels.get(preset.name_label, "")):
+        if not pattern.fullmatch(preset.workload_of(pod)):
             excluded[_OTHER_WORKLOAD] += 1
         elif pod.labels.get(role_label) in roles and not pod.asks_for_gpu:
             excluded[_NOT_WORKERS] += 1

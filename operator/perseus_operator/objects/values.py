@@ -23,11 +23,17 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 @dataclass(frozen=True)
 class JobRef:
-    """Which PerseusJob."""
+    """Which PerseusJob or ServingPool."""
 
     namespace: str
     name: str
     uid: str
+    kind: str = keys.KIND
+
+    @property
+    def plural(self) -> str:
+        """As the API server's paths have it."""
+        return keys.POOL_PLURAL if self.kind == keys.POOL_KIND else keys.PLURAL
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -67,7 +73,7 @@ class Pod:
     name: str
     node: str
     job: str
-    """Name of the PerseusJob that the pod opted in to."""
+    """Name of the PerseusJob or ServingPool that the pod opted in to."""
     labels: Mapping[str, str] = field(hash=False)
     owner: Owner | None = None
     """The controller that made the pod; None: none."""

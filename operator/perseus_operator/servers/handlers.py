@@ -27,6 +27,7 @@ _CLASSES: Final = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
 _CHUNK: Final = 50
 """Objects in one answer of a list: each may have a MiB of annotations, and all jobs wait while it is parsed."""
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
+_POOLS: Final = (keys.API_GROUP, keys.API_VERSION, keys.POOL_PLURAL)
 
 
 def register(  # noqa: C901  # each handler is a function of its own
@@ -62,6 +63,14 @@ def register(  # noqa: C901  # each handler is a function of its own
             running[0].job_deleted(body["metadata"]["uid"])
         else:
             running[0].observe_job(body)
+        _let_go(event)
+
+    @kopf.on.event(*_POOLS, registry=registry)
+    async def pool_observed(body: kopf.Body, event: Any, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            running[0].job_deleted(body["metadata"]["uid"])
+        else:
+            running[0].observe_job(body, keys.POOL_KIND)
         _let_go(event)
 
     if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces

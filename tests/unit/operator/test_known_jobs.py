@@ -39,7 +39,7 @@ def test_nothing_of_a_body_is_kept_but_what_is_used() -> None:
     assert kept(used) < 40_000
     assert used["metadata"]["labels"] == {keys.LABEL_CLASS: "frugal"}
     small = body("u", annotations={keys.ANNOTATION_STRAGGLER: "[]"}, labels={"team": "a"}, generation=3)
-    assert used_of(small) == small
+    assert used_of(small) == {"kind": keys.KIND, **small}
     assert used_of({**small, "status": {"a": 1}})["status"] == {"a": 1}
 
 
@@ -156,7 +156,7 @@ async def test_of_jobs_of_which_nothing_is_kept_one_event_says_so(monkeypatch: p
     await asyncio.gather(*operator._endings)
     unkept = [(uid, message) for uid, message in said if uid >= f"u-{2 * MOST:03}"]
     assert [uid for uid, _ in unkept] == [f"u-{2 * MOST:03}"]
-    assert f"more than {2 * MOST} PerseusJobs; nothing of others is kept" in unkept[0][1]
+    assert f"more than {2 * MOST} PerseusJobs and ServingPools; nothing of others is kept" in unkept[0][1]
     assert "edit the job to have it served" in unkept[0][1]
     assert len(said) == MOST + 1, "and one of each that waits"
     operator.job_deleted("u-000")
@@ -188,6 +188,7 @@ async def test_the_event_of_a_pod_concerns_its_job_alone(monkeypatch: pytest.Mon
     operator.observe_job(later)
     operator.job_deleted("u-7")
     operator._runners = Counted(operator._runners)
+    passed.clear()
     for number in (3, 7):
         metadata = {
             "uid": f"p-{number}",

@@ -18,6 +18,7 @@ def test_the_operator_writes_no_config_map_and_no_lease_but_its_own() -> None:
         if permission.verb not in READING
     }
     own = {keys.PLURAL, keys.BUDGET_PLURAL, keys.PROFILE_PLURAL, keys.FRONTIER_PLURAL, keys.CLASS_PLURAL}
+    own |= {keys.POOL_PLURAL}
     assert written == {(keys.API_GROUP, plural) for plural in own} | {("", "events")}
     [role] = [document for document in manifest if document["kind"] == "Role"]
     assert role["metadata"]["namespace"] == "system"

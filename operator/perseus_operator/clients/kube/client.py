@@ -6,6 +6,7 @@ kopf watches objects; everything that the operator reads or writes itself goes t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -133,7 +134,7 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
         """See ``Kube``."""
-        about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", keys.KIND, job.name, job.uid)
+        about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", job.kind, job.name, job.uid)
         await self._post_event(job.namespace, about, kind, reason, message)
 
     async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
@@ -164,24 +165,28 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
         """See ``Kube``."""
-        return {item["metadata"]["uid"] for item in await self._jobs(namespaces, _headers={"Accept": _METADATA_ONLY})}
+        namespaces, metadata = list(namespaces), {"Accept": _METADATA_ONLY}
+        items = await self._objects(keys.PLURAL, namespaces, _headers=metadata)
+        with contextlib.suppress(KubeNotFound):  # installed with an earlier release, whose CRDs have no pools
+            items += await self._objects(keys.POOL_PLURAL, namespaces, _headers=metadata)
+        return {item["metadata"]["uid"] for item in items}
 
     async def named_profiles(self, namespaces: Iterable[str]) -> set[str]:
         """See ``Kube``."""
-        specs = [item.get("spec") or {} for item in await self._jobs(namespaces)]
+        specs = [item.get("spec") or {} for item in await self._objects(keys.PLURAL, namespaces)]
         references = [(spec.get("profile") or {}).get("profileRef") or {} for spec in specs]
         return {reference["name"] for reference in references if "name" in reference}
 
-    async def _jobs(self, namespaces: Iterable[str], **options: Any) -> list[Json]:
-        """The PerseusJobs of these namespaces; none named: all."""
+    async def _objects(self, plural: str, namespaces: Iterable[str], **options: Any) -> list[Json]:
+        """The objects of a kind of ours in these namespaces; none named: all."""
         group, found = (keys.API_GROUP, keys.API_VERSION), list[Json]()
         for namespace in list(namespaces) or [""]:
             asked = (
                 self._custom.list_namespaced_custom_object(
-                    *group, namespace, keys.PLURAL, _request_timeout=TIMEOUT_S, **options
+                    *group, namespace, plural, _request_timeout=TIMEOUT_S, **options
                 )
                 if namespace
-                else self._custom.list_cluster_custom_object(*group, keys.PLURAL, _request_timeout=TIMEOUT_S, **options)
+                else self._custom.list_cluster_custom_object(*group, plural, _request_timeout=TIMEOUT_S, **options)
             )
             found += (await self._request(asked))["items"] or ()  # null: a list of metadata that is empty
         return found
@@ -292,7 +297,7 @@ def _whole(status: Json, uid: str) -> list[Json]:
 
 
 def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
-    return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
+    return keys.API_GROUP, keys.API_VERSION, job.namespace, job.plural, job.name
 
 
 async def _lines(content: Any) -> AsyncIterator[bytes]:

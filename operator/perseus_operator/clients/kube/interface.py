@@ -110,7 +110,7 @@ class Kube(Protocol):
         ...
 
     async def write_status(self, job: JobRef, status: Json) -> str:
-        """Replace the whole status of a PerseusJob.
+        """Replace the whole status of a PerseusJob or ServingPool.
 
         Returns:
             The object's resource version after the write.
@@ -150,7 +150,7 @@ class Kube(Protocol):
         ...
 
     async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
-        """Return the UIDs of the PerseusJobs in these namespaces; none named: in all."""
+        """Return the UIDs of the PerseusJobs and ServingPools in these namespaces; none named: in all."""
         ...
 
     def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:

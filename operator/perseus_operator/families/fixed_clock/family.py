@@ -33,7 +33,7 @@ class FixedClockFamily(Family):
 
     @property
     def _spec(self) -> JobSpec:
-        assert self._job.spec is not None
+        assert isinstance(self._job.spec, JobSpec)
         return self._job.spec
 
     def spec_accepted(self, spec: JobSpec) -> None:

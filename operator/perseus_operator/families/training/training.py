@@ -96,13 +96,13 @@ class Training:
     def shape_reported(self, shape: Pipeline) -> None:
         """All training processes together report this shape."""
         before, self.shape, self.shape_outdated = self.shape, shape, False
-        if shape == before or self.job.stated_spec is None:
+        if shape == before or self.stated_spec is None:
             return
         if before is not None and replace(before, data_parallel=shape.data_parallel) != shape:
             # Another program runs under the same name: what was made for the one before does not fit.
             self._forget_profile()
         self.inputs.schedule_outdated()
-        self.spec_accepted(self.job.stated_spec)
+        self.spec_accepted(self.stated_spec)
 
     def restored(
         self,
@@ -268,7 +268,16 @@ class Training:
     @property
     def spec(self) -> JobSpec | None:
         """Of the job, with what it leaves out."""
-        return self.job.spec
+        spec = self.job.spec
+        assert spec is None or isinstance(spec, JobSpec)
+        return spec
+
+    @property
+    def stated_spec(self) -> JobSpec | None:
+        """Of the job, as it was written."""
+        stated = self.job.stated_spec
+        assert stated is None or isinstance(stated, JobSpec)
+        return stated
 
     @property
     def nodes(self) -> JobNodes:
@@ -316,7 +325,7 @@ class Training:
     @property
     def shape_wanted(self) -> bool:
         """Whether the training processes must be asked for the shape of the job."""
-        stated = self.job.stated_spec
+        stated = self.stated_spec
         return self.shape_outdated and stated is not None and stated.pipeline is NO_PIPELINE
 
     @property

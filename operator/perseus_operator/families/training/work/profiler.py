@@ -161,7 +161,7 @@ class Profiler:
         assert spec.profile.profile_ref is not None
         try:
             await asyncio.to_thread(parse_profile, profile["csv"].encode(), spec.pipeline.stages)
-            stated = self._training.job.stated_spec
+            stated = self._training.stated_spec
             owner = ref if stated is not None and stated.profile.is_own else None
             kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
             await store_profile(kube, ref.namespace, name, profile, owner, served=served)

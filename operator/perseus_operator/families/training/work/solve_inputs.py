@@ -169,7 +169,7 @@ class SolveInputs:
             absent = error
         grants = self._services.grants
         shared = await grants.shared_namespace(training.job.energy_class, training.ref.namespace) if grants else None
-        named = training.job.stated_spec is not None and training.job.stated_spec.profile.profile_ref is not None
+        named = training.stated_spec is not None and training.stated_spec.profile.profile_ref is not None
         if shared is not None and named:
             try:
                 return await read_profile(kube, shared, spec)

@@ -1,0 +1,144 @@
+"""The status of a ServingPool, typed: everything but conditions. Replicas are few in it, however many there are."""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_core.serving import MOST_EDGES
+from perseus_operator.api.advice import signed
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE
+from perseus_operator.api.power_status import ShareStatus
+from perseus_operator.api.schema import integer, listing, nested, text
+from perseus_operator.api.serving.spec import DURATION, DURATION_RULE
+
+MOST_REPLICAS: Final = 32
+"""In a status; those that keep the limits least come first."""
+
+
+def _percent(description: str, *, required: bool = False) -> str | None:
+    return text(description, rule=PERCENT_RULE, max_length=9, pattern=PERCENT, required=required)  # type: ignore[no-any-return]
+
+
+def _duration(description: str) -> str | None:
+    return text(description, rule=DURATION_RULE, max_length=11, pattern=DURATION, required=False)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """One replica lately."""
+
+    pod: str = text("Its pod.", rule="the name of a pod", max_length=253)
+    clock_megahertz: int | None = integer(
+        "Mean of its clock, the default clocks counted as the highest; absent: not known.",
+        minimum=0,
+        maximum=10_000,
+        required=False,
+    )
+    limited_by: str | None = text(
+        "What held its clock longest: Floor, Trim, Boost, Hold, BeyondTable, MemoryFull, NoSample, ImpossibleSample or"
+        " Ordered; absent: not known.",
+        rule="a word",
+        max_length=64,
+        pattern="^[A-Z][A-Za-z]+$",
+        required=False,
+    )
+    attainment: str | None = _percent("Share of its requests that kept the limits; absent: not known.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttainmentStatus:
+    """How requests kept the limits lately."""
+
+    requests: int = integer("How many ended.", minimum=0, maximum=2**53)
+    time_to_first_token: str | None = _percent("Share that kept the limit of this time; absent: it has none.")
+    time_per_output_token: str | None = _percent("Share that kept the limit of this time; absent: it has none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposedLimits:
+    """What 99 % of the requests kept lately, at the clocks of that time."""
+
+    time_to_first_token: str | None = _duration("Of this time.")
+    time_per_output_token: str | None = _duration("Of this time.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryStatus:
+    """The replica at which lower clocks are tried."""
+
+    pod: str = text("Its pod.", rule="the name of a pod", max_length=253)
+    clock_megahertz: int = integer("That is tried; 0: the default clocks.", minimum=0, maximum=10_000)
+    why: str = text(
+        "Tried, Measured, NearLimit, Missed, Waits or Lowest.", rule="a word", max_length=16, pattern="^[A-Z][A-Za-z]+$"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissedClock:
+    """A clock at which a limit was missed. A later operator goes on with it."""
+
+    clock_megahertz: int = integer("The clock.", minimum=1, maximum=10_000)
+    misses: int = integer("How often.", minimum=1, maximum=1_000_000)
+    not_before: str = text(
+        "Date and time before which it is not tried again, RFC 3339.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        string_format="date-time",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """Of which engine the profile is, and how far it is."""
+
+    fingerprint: str = text(
+        "SHA-256 over all that the time of a step depends on; after a change the profile is measured anew.",
+        rule="a digest",
+        max_length=64,
+    )
+    engine: str = text("Name and version of the engine.", rule="a name", max_length=256)
+    model: str = text("Name of the weights.", rule="a name", max_length=512)
+    windows: int = integer("Seconds or so of replicas that count.", minimum=0, maximum=1_000_000)
+    lowest_megahertz: int | None = integer(
+        "The lowest clock of the table in force; absent: there is no table.",
+        minimum=1,
+        maximum=10_000,
+        required=False,
+    )
+    missed_clocks: tuple[MissedClock, ...] | None = listing(
+        "Clocks at which a limit was missed.", MissedClock, key="clockMegahertz", max_items=MOST_EDGES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSavings:
+    """Energy of a generated token while clocks follow the load, against default clocks on the same replicas."""
+
+    energy: str = signed("Saved; negative: it takes more.")
+    low: str = signed("Lower end of the 95 % interval.")
+    high: str = signed("Upper end of the 95 % interval.")
+    blocks: int = integer("Minutes-long blocks at default clocks that were compared.", minimum=1, maximum=1_000_000)
+    millijoules_per_token: int = integer("Of the clocks that follow the load.", minimum=0, maximum=2**53)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolFigures:
+    """What the operator observes and does."""
+
+    replicas: tuple[ReplicaStatus, ...] | None = listing(
+        "Some replicas, those that keep the limits least first.", ReplicaStatus, key="pod", max_items=MOST_REPLICAS
+    )
+    replica_count: int | None = integer(
+        "Replicas with an engine that says what it does.", minimum=0, maximum=1_000_000, required=False
+    )
+    attainment: AttainmentStatus | None = nested("Of all replicas lately.", AttainmentStatus, required=False)
+    proposed_limits: ProposedLimits | None = nested(
+        "Limits to begin with, where the spec has none.", ProposedLimits, required=False
+    )
+    canary: CanaryStatus | None = nested("Where lower clocks are tried.", CanaryStatus, required=False)
+    engine: EngineStatus | None = nested("What is known of the engine.", EngineStatus, required=False)
+    savings: PoolSavings | None = nested("What is saved, measured.", PoolSavings, required=False)
+    power_budget: ShareStatus | None = nested("The pool's share of a PowerBudget.", ShareStatus, required=False)

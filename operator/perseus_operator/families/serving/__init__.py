@@ -1,0 +1,6 @@
+"""A pool of replicas that serve: the clock of each follows its load, by a table whose profile is measured at one of them.
+
+agents' windows ──► Pool: signals, exploration, model, objective ──► decide ──► Intent (orders), Fit
+                                  ▲                                                    │
+                                  └──────────────── work: fit, in a thread ◄───────────┘
+"""
