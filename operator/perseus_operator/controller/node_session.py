@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.clients.agents.engines import EngineJoined, EngineLeft
 from perseus_operator.clients.agents.messages import (
     EventsDropped,
     GpuSlowdown,
@@ -27,7 +28,8 @@ from perseus_operator.jobs.family import Family
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.services import Services, backoff_s
 from perseus_operator.jobs.wake import Wake
-from perseus_operator.nodes.actions import Acquire, NodeCommand, Push, Release, Renew, Select
+from perseus_operator.nodes.actions import Acquire, NodeCommand, Order, Push, Release, Renew, Select
+from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
 from perseus_operator.nodes.node import Node
@@ -141,12 +143,13 @@ class NodeSession:
                 ttl_s=ttl_s,
                 resting=action.resting,
                 clock=lease.clock,
+                orders_id=lease.orders_id,
             )
             self._read(node)
             await self._describe(node, lease.description)
         elif isinstance(action, Renew):
             lease = await agents.renew(address, **command, ttl_s=ttl_s)
-            node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock)
+            node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock, orders_id=lease.orders_id)
             if not node.is_described(lease.description) or self._family().schedules_wanted:
                 await self._describe(node, lease.description)
         elif isinstance(action, Release):
@@ -156,6 +159,8 @@ class NodeSession:
                 self._forget(node)
         elif isinstance(action, Push):
             await self._push(node, address, action)
+        elif isinstance(action, Order):
+            node.engines.accepted(action.orders, await agents.order(address, **command, orders=action.orders))
         else:
             await self._select(node, address, action)
             if node.plans.from_iteration > action.from_iteration:
@@ -226,6 +231,11 @@ class NodeSession:
             self._family().rank_left(node, gone)
         for rank in ranks:
             self._family().rank_joined(node, rank)
+        engines = {engine.process: engine for engine in info.engines if engine.pod_uid in uids}
+        for lost in [engine for process, engine in node.engines.found.items() if process not in engines]:
+            self._family().engine_left(node, lost)
+        for engine in engines.values():
+            self._family().engine_joined(node, engine)
         if with_schedules:
             node.schedules_declared({rank.id: info.schedules.get((rank.pod_uid, rank.pid), ()) for rank in ranks})
             await self._family().schedules_declared()
@@ -262,7 +272,7 @@ class NodeSession:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         failures = 0
-                        if isinstance(event, Report):
+                        if isinstance(event, Report | EngineWindow):
                             self._observe_report(node, event)
                         else:
                             self._observe(node, event)
@@ -278,13 +288,17 @@ class NodeSession:
             await asyncio.sleep(backoff_s(failures))
             failures += 1
 
-    def _observe_report(self, node: Node, report: Report) -> None:
-        urgent = self._family().reported(node, report)
+    def _observe_report(self, node: Node, report: Report | EngineWindow) -> None:
+        family = self._family()
+        if isinstance(report, EngineWindow):
+            urgent = family.window_reported(node, report)
+        else:
+            urgent = family.reported(node, report)
         if urgent is not None:
             (self._wake.now if urgent else self._wake.in_turn)()
 
     def _observe(self, node: Node, event: TelemetryEvent) -> None:
-        if isinstance(event, StreamOpened | RankJoined | RankLeft | EventsDropped):
+        if isinstance(event, StreamOpened | RankJoined | RankLeft | EngineJoined | EngineLeft | EventsDropped):
             node.description_outdated()
         if isinstance(event, StreamOpened):
             node.renewal_requested()  # a renewal also asks for the ranks: some may have joined before the stream stood
@@ -295,6 +309,8 @@ class NodeSession:
                     node.renewal_requested()  # a renewal also describes GPUs and schedules
         elif isinstance(event, RankLeft):
             self._family().rank_left(node, event.rank)
+        elif isinstance(event, EngineJoined | EngineLeft):
+            self._observe_engine(node, event)
         elif isinstance(event, GpuSlowdown):
             if event.active:
                 node.gpu_slowed(event.gpu_uuid, event.kind, event.message)
@@ -302,3 +318,11 @@ class NodeSession:
                 node.gpu_recovered(event.gpu_uuid, event.kind)
         elif isinstance(event, EventsDropped):
             self._services.metrics.telemetry_dropped.inc()
+
+    def _observe_engine(self, node: Node, event: EngineJoined | EngineLeft) -> None:
+        if isinstance(event, EngineLeft):
+            self._family().engine_left(node, event.engine)
+        elif event.engine.pod_uid in {pod.uid for pod in node.pods}:
+            self._family().engine_joined(node, event.engine)
+            if not node.gpus.keys() >= set(event.engine.gpu_uuids):
+                node.renewal_requested()  # a renewal also describes GPUs

@@ -21,6 +21,7 @@ from perseus_operator.jobs.services import Services
 from perseus_operator.jobs.tracing import EditTrace
 from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import Push
+from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.node import Node, Rank
@@ -111,6 +112,18 @@ class Family(Protocol):
     def reported(self, node: Node, report: Report) -> bool | None:
         """Take in telemetry of one process; whether the job must be looked at: at once, in turn (False), or not."""
         node.iteration_reported(report)
+        return None
+
+    def engine_joined(self, node: Node, engine: Engine) -> None:
+        """Take in that an engine has connected to its agent."""
+        node.engines.joined(engine)
+
+    def engine_left(self, node: Node, engine: Engine) -> None:
+        """Take in that an engine has gone."""
+        node.engines.left(engine)
+
+    def window_reported(self, node: Node, window: EngineWindow) -> bool | None:  # noqa: ARG002
+        """Take in what an engine did in about a second; whether the job must be looked at, as of ``reported``."""
         return None
 
     @property

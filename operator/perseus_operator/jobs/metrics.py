@@ -154,7 +154,7 @@ class Metrics:
         # A counter that appears with its first event has never risen, and alerts on its increase would miss that event.
         for result in ("solved", "failed"):
             self.solves.labels(result)
-        for call in ("acquire", "renew", "push", "select", "release"):
+        for call in ("acquire", "renew", "push", "select", "order", "release"):
             for result in ("ok", "refused", "unavailable", "fenced"):
                 self.agent_calls.labels(call, result)
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
+from perseus_core.serving import EngineOrders
 from perseus_operator.api.conditions import Explanation
+from perseus_operator.nodes.engines import orders_for
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.plans import StoredPlans
@@ -69,13 +71,22 @@ class Select:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Say at which clocks the engines on the node run."""
+
+    node: str
+    orders: EngineOrders | None
+    """None: at their default clocks."""
+
+
+@dataclass(frozen=True)
 class AwaitRenewal:
     """Decide again as soon as the renewal under way has ended: the lease is to be changed."""
 
     node: str
 
 
-NodeCommand = Acquire | Renew | Release | Push | Select
+NodeCommand = Acquire | Renew | Release | Push | Select | Order
 NodeAction = NodeCommand | AwaitRenewal
 
 
@@ -97,6 +108,8 @@ class Intent:
     """Digest of plans that are to be stored beside; None: there are none."""
     stages: int = 0
     """For how many stages there are plans: none is for one that exists only in what a process says of itself."""
+    orders: EngineOrders | None = None
+    """For the engines in all pods; None: all run at their default clocks."""
 
 
 def next_actions(nodes: JobNodes, intent: Intent, *, now_s: float) -> Iterator[tuple[NodeAction | None, float]]:
@@ -192,11 +205,16 @@ def _next_action(
         return Release(node.name)
     if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
         return Acquire(node.name, intent.resting)
-    following = _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
+    following: NodeCommand | None = _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
     due = node.renew_at_s <= renewed_until_s and not node.renewing
     if due and not (isinstance(following, Select) and 2 * now_s < node.renew_at_s + node.expires_at_s):
         return Renew(node.name)
-    return following
+    return following or _next_order(node, intent)
+
+
+def _next_order(node: Node, intent: Intent) -> Order | None:
+    orders = orders_for(intent.orders, [pod.uid for pod in node.pods])
+    return None if node.engines.holds(orders) else Order(node.name, orders)
 
 
 def _next_plans(

@@ -7,6 +7,7 @@ method for each event:
     a command            command_started, command_ended, command_succeeded, command_failed, answered
     the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
     ranks                rank_joined, rank_left, iteration_reported, schedules_declared
+    engines              those of ``NodeEngines``
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
     both                 described, description_outdated
 """
@@ -21,6 +22,7 @@ from typing import Final
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation
+from perseus_operator.nodes.engines import NodeEngines
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
@@ -69,6 +71,8 @@ class Node:
     pods: frozenset[Pod]
     plans: NodePlans = field(default_factory=NodePlans)
     """What the agent stores and follows."""
+    engines: NodeEngines = field(default_factory=NodeEngines)
+    """Those of a pool, and the orders for them."""
     busy: bool = False
     """A command to the agent is under way; the next one is planned when it has ended."""
     renewing: bool = False
@@ -124,9 +128,10 @@ class Node:
 
     @property
     def gpu_uuids(self) -> frozenset[str]:
-        """GPUs of the job here: those of its ranks, and those of a lease with a clock."""
-        leased = self.clock.gpus if self.clock else ()
-        return frozenset(rank.gpu_uuid for rank in self.ranks.values()) | {gpu.uuid for gpu in leased if gpu.uuid}
+        """GPUs of the job here: those of its ranks and engines, and those of a lease with a clock."""
+        leased = {gpu.uuid for gpu in self.clock.gpus if gpu.uuid} if self.clock else set()
+        serving = {uuid for engine in self.engines.found.values() for uuid in engine.gpu_uuids}
+        return frozenset(rank.gpu_uuid for rank in self.ranks.values()) | leased | serving
 
     @property
     def pipelines(self) -> frozenset[int]:
@@ -151,6 +156,7 @@ class Node:
         self.pods = pods
         uids = {pod.uid for pod in pods}
         self.ranks = {rank_id: rank for rank_id, rank in self.ranks.items() if rank.pod_uid in uids}
+        self.engines.pods_observed(uids)
         self._ranks_changed()
 
     def address_observed(self, address: str | None) -> None:
@@ -194,6 +200,7 @@ class Node:
         ttl_s: float,
         resting: RestingClock = NO_RESTING_CLOCK,
         clock: LeaseClock | None = None,
+        orders_id: str = "",
     ) -> None:
         """The agent granted the lease.
 
@@ -205,10 +212,11 @@ class Node:
             ttl_s: how long the lease lasts.
             resting: the clock that it asks for.
             clock: as of ``lease_renewed``.
+            orders_id: as of ``lease_renewed``.
         """
         self.leased_pods, self.resting = pods, resting
         self.plans.lease_acquired(plan_id, following=following)
-        self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
+        self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock, orders_id=orders_id)
 
     def described(self, description: int) -> None:
         """Ranks and GPUs are what the agent calls by this number."""
@@ -222,7 +230,9 @@ class Node:
         """Whether the agent still says of its node what it said when it was asked last."""
         return description != 0 and description == self.description
 
-    def lease_renewed(self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None) -> None:
+    def lease_renewed(
+        self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None, orders_id: str = ""
+    ) -> None:
         """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
         clock.
 
@@ -230,8 +240,10 @@ class Node:
             started_s: when the request was sent.
             ttl_s: how long the lease lasts.
             clock: what the agent says of the clock that the lease asks for.
+            orders_id: how it calls the orders for engines that it holds; empty: it holds none.
         """
         self.clock = clock
+        self.engines.lease_granted(orders_id)
         faulty = clock is not None and clock.faulty
         coming = not self.plans.driven and not faulty and not self.at_clock(self.resting.mhz)
         pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
@@ -247,6 +259,7 @@ class Node:
         """The lease is over, given back or not: what the agent holds is no longer known."""
         self.leased_pods = self.clock = None
         self.plans.lease_lost()
+        self.engines.lease_lost()
 
     def renewal_started(self) -> None:
         """A renewal is on its way to the agent."""

@@ -17,8 +17,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from perseus_core.serving import EngineOrders
 from perseus_core.units import ms_from_s
 from perseus_operator.clients.agents.channels import Channel, Channels
+from perseus_operator.clients.agents.engines import engine_of, orders_request
 from perseus_operator.clients.agents.hardware import clock_change, gpu_of
 from perseus_operator.clients.agents.messages import (
     EventsDropped,
@@ -35,9 +37,10 @@ from perseus_operator.clients.agents.messages import (
     schedule_of,
 )
 from perseus_operator.clients.agents.telemetry import TornBatch, dropped_of, events_of
-from perseus_operator.clients.agents.validation import MAX_ITERATION, is_valid_rank
+from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_NAME, is_valid_rank
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
+from perseus_operator.nodes.engines import MOST_ENGINES
 from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.objects.values import Pod
@@ -266,6 +269,16 @@ class AgentPool:
             )
         return int(answer.furthest_iteration)
 
+    async def order(self, address: str, *, job_uid: str, epoch: int, orders: EngineOrders | None) -> str:
+        """Say at which clocks the engines of a job run, None: at their default clocks; return how the agent calls that.
+
+        Raises:
+            AgentError: it holds what it held before.
+        """
+        request = orders_request(job_uid, epoch, orders)
+        answer = await self._request(address, lambda entry: entry.stub.OrderEngines(request, timeout=self._timeout_s))
+        return str(answer.orders_id[:MAX_NAME])
+
     async def watch(
         self, address: str, job_uid: str, *, namespace: str, combine_ranks: bool = False
     ) -> AsyncGenerator[TelemetryEvent, None]:
@@ -362,6 +375,7 @@ def _described(data: bytes) -> NodeInfo:
         clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz[:_MOST_CLOCKS]) for gpu in answer.gpus},
         gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
         schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+        engines=tuple(filter(None, map(engine_of, answer.engines[:MOST_ENGINES]))),
     )
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from perseus_core.leases import LeasedGpu
 from perseus_core.units import s_from_ms
+from perseus_operator.clients.agents.engines import EngineJoined, EngineLeft, change_of, is_valid_window, window_of
 from perseus_operator.clients.agents.hardware import evidence_of
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
+from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
@@ -30,6 +32,8 @@ class LeaseInfo:
     """None: the lease asks for none, or the agent is too old to lock one."""
     description: int = 0
     """Changes with what the agent says of its node; 0: it is too old to tell."""
+    orders_id: str = ""
+    """Of the orders for engines that it holds; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class NodeInfo:
     """GPU UUID → model and switch latency."""
     schedules: dict[tuple[str, int], DeclaredSchedule]
     """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
+    engines: tuple[Engine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,17 @@ class EventsDropped:
     count: int
 
 
-TelemetryEvent = StreamOpened | RankJoined | RankLeft | Report | GpuSlowdown | EventsDropped
+TelemetryEvent = (
+    StreamOpened
+    | RankJoined
+    | RankLeft
+    | Report
+    | GpuSlowdown
+    | EventsDropped
+    | EngineJoined
+    | EngineLeft
+    | EngineWindow
+)
 
 
 def pod_message(pod: Pod) -> agent_pb2.Pod:
@@ -104,6 +119,7 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
         selected={s.data_parallel_rank: None if s.no_plan else s.point for s in message.selections},
         clock=_clock_of(message.clock) if message.HasField("clock") else None,
         description=message.description,
+        orders_id=message.orders_id[:MAX_NAME],
     )
 
 
@@ -134,6 +150,8 @@ def is_valid(event: TelemetryEvent) -> bool:
     """Whether the values of an event are possible."""
     if isinstance(event, Report):
         return is_valid_report(event)
+    if isinstance(event, EngineWindow):
+        return is_valid_window(event)
     if isinstance(event, GpuSlowdown):
         return len(event.gpu_uuid) <= MAX_NAME
     return is_valid_rank(event.rank) if isinstance(event, RankJoined) else True
@@ -146,30 +164,36 @@ def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
         return RankJoined(rank_of(event.rank_joined))
     if kind == "rank_left":
         return RankLeft(rank_of(event.rank_left))
+    if kind == "window":
+        return window_of(event.window)
+    if kind in ("engine_joined", "engine_left"):
+        return change_of(event)
     if kind == "gpu":
         name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
         return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message[:MAX_NAME])
-    if kind == "iteration":
-        report = event.iteration
-        lists = report.durations_us, report.instruction_energy_mj, report.leads_us
-        if max(map(len, lists)) > MAX_INSTRUCTIONS:  # before anything is done with each of them
-            return None
-        return Report(
-            dp=report.data_parallel_rank,
-            stage=report.stage,
-            tp=report.tensor_parallel_rank,
-            iteration=report.iteration,
-            iteration_time_us=report.iteration_time_us,
-            compute_span_us=report.compute_span_us,
-            energy_mj=report.energy_mj if report.has_energy else None,
-            point=report.point if report.planned else None,
-            durations_us=array("I", report.durations_us),
-            instruction_energies_mj=array("I", report.instruction_energy_mj),
-            energy_iterations=report.instruction_energy_iterations,
-            quiet_us=report.quiet_us,
-            quiet_mj=report.quiet_energy_mj,
-            evidence=evidence_of(report),
-            own_time=report.own_time,
-            together=tuple(report.tensor_parallel_ranks[: MAX_TOGETHER + 1]),
-        )
-    return None
+    return _report_of(event.iteration) if kind == "iteration" else None
+
+
+def _report_of(report: agent_pb2.IterationReport) -> Report | None:
+    """Convert an iteration; None: it has more instructions than any can have."""
+    lists = report.durations_us, report.instruction_energy_mj, report.leads_us
+    if max(map(len, lists)) > MAX_INSTRUCTIONS:  # before anything is done with each of them
+        return None
+    return Report(
+        dp=report.data_parallel_rank,
+        stage=report.stage,
+        tp=report.tensor_parallel_rank,
+        iteration=report.iteration,
+        iteration_time_us=report.iteration_time_us,
+        compute_span_us=report.compute_span_us,
+        energy_mj=report.energy_mj if report.has_energy else None,
+        point=report.point if report.planned else None,
+        durations_us=array("I", report.durations_us),
+        instruction_energies_mj=array("I", report.instruction_energy_mj),
+        energy_iterations=report.instruction_energy_iterations,
+        quiet_us=report.quiet_us,
+        quiet_mj=report.quiet_energy_mj,
+        evidence=evidence_of(report),
+        own_time=report.own_time,
+        together=tuple(report.tensor_parallel_ranks[: MAX_TOGETHER + 1]),
+    )

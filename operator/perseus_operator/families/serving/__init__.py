@@ -1,4 +1,4 @@
-"""A pool of replicas that serve: the clock of each follows its load, by a table whose profile is measured at one of them.
+"""A pool of replicas that serve: the clock of each follows its load, by a table that one of them is measured for.
 
 agents' windows ──► Pool: signals, exploration, model, objective ──► decide ──► Intent (orders), Fit
                                   ▲                                                    │
