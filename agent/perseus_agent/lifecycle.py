@@ -28,6 +28,7 @@ from perseus_agent.keeper.alone import only_agent
 from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.keeper.link import KeeperLink
 from perseus_agent.node.node import Node
+from perseus_agent.node.pages import PageLink
 from perseus_agent.pods.gpu_names import GpuNames
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
@@ -77,6 +78,7 @@ class Server:
         self._local = LocalServer(
             settings.socket, self.node, Path(settings.proc_root), selinux_label=settings.socket_selinux_label
         )
+        self._pages = PageLink(settings.reader_socket, self.node)
         self._resource = (
             SocketResource(Path(settings.device_plugins), Path(settings.socket)) if settings.device_plugins else None
         )
@@ -98,6 +100,7 @@ class Server:
         """Reset the GPUs that the journal lists, then serve."""
         self.node.start()
         self._local.start()
+        self._pages.start()
         if self._resource:
             self._resource.start()
         self._grpc.start()
@@ -122,6 +125,7 @@ class Server:
         if self._resource:
             self._resource.stop()
         self._local.stop()
+        self._pages.stop()
         self._grpc.stop(0.5).wait()
         if self._metrics:
             self._metrics.close()

@@ -23,7 +23,7 @@ from perseus_proto.engine_channel import EngineWriter
 from perseus_proto.frames import ChannelError
 from perseus_reader.pages import BadPage, read_page
 from perseus_reader.reader import PageWriter
-from perseus_reader.source import PageSource, is_address
+from perseus_reader.source import PageSource
 from perseus_runtime.logs import log_to_stderr
 
 log = logging.getLogger("perseus_reader")
@@ -97,7 +97,7 @@ class Reader:
         refusal = ""
         if len(descriptors) != 2 or not order.host:
             refusal = "" if not order.host else "the order must carry the memory"
-        elif not is_address(order.host):
+        elif not link.is_address(order.host):
             refusal = "host: must be an IP address"
         elif len(self._pages) >= MOST_PAGES:
             refusal = f"at most {MOST_PAGES} pages"

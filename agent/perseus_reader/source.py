@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import time
 from typing import Final
 
@@ -63,14 +62,3 @@ class PageSource:
             if time.monotonic() > until_s:
                 raise BadPage(f"{self._where} takes longer than {WAIT_S:g} s")
         return b"".join(parts)
-
-
-def is_address(host: str) -> bool:
-    """Whether this is an IP address: a name would have to be looked up, at whoever the pod's network asks."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return True
-    return False

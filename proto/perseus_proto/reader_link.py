@@ -111,6 +111,17 @@ def decode(packet: bytes, kind: type[ReadPage] | type[PageFound]) -> Any:
         raise ChannelError(f"packet: is no {kind.__name__}: {type(error).__name__}") from None
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an IP address: a name would have to be looked up, at whoever the pod's network asks."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return True
+    return False
+
+
 def _check_key(key: object) -> None:
     if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key <= _MOST_KEY:
         raise ChannelError("key: must be a whole number from 0")

@@ -63,7 +63,7 @@ def reader(tmp_path: Path) -> Iterator[Child]:
 
 
 @pytest.fixture
-def agent(reader: Child, tmp_path: Path) -> Iterator[Agent]:  # noqa: ARG001
+def agent(reader: Child, tmp_path: Path) -> Iterator[Agent]:
     made = Agent(tmp_path / "reader.sock")
     yield made
     made.close()

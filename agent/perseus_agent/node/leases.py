@@ -7,7 +7,7 @@ under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.errors import InvalidRequest, NoLease, PodTaken, StaleEpoch, TooMuch
 from perseus_core.leases import NO_RESTING_CLOCK, LeasedGpu, RestingClock
-from perseus_core.serving import EngineOrders
+from perseus_core.serving import EngineOrders, PageAddress
 from perseus_proto.planset import PlanSet
 
 MIN_TTL_S: Final = 0.5
@@ -118,6 +118,8 @@ class LeaseView:
     clock_mhz: int
     gpus: tuple[LeasedGpu, ...]
     orders_id: str
+    engine_faults: Mapping[str, str]
+    """Why no engine of a pod is followed, by its UID."""
 
 
 class LeaseTable:
@@ -267,8 +269,24 @@ class LeaseTable:
         """Seconds until a lease runs out; 0 if it has."""
         return max(0.0, lease.expires_s - self._clock())
 
-    def view(self, lease: JobLease, *, ranks: int, gpus: tuple[LeasedGpu, ...]) -> LeaseView:
-        """A lease with the number of its ranks and the GPUs at its clock, as it is reported."""
+    def pages(self, *, but: Container[str]) -> dict[str, PageAddress]:
+        """The metrics pages that leases name, by the UID of the pod, but of these pods."""
+        now_s, found = self._clock(), dict[str, PageAddress]()
+        for lease in self._jobs.values():
+            if lease.orders is not None and lease.expires_s > now_s:
+                own = lease.orders.pages.items()
+                found |= {uid: page for uid, page in own if uid in lease.pods and uid not in but}
+        return found
+
+    def view(self, lease: JobLease, *, ranks: int, gpus: tuple[LeasedGpu, ...], faults: Mapping[str, str]) -> LeaseView:
+        """A lease with the number of its ranks and the GPUs at its clock, as it is reported.
+
+        Args:
+            lease: to report.
+            ranks: that it has.
+            gpus: at its clock.
+            faults: why no engine of a pod is followed, by the UID of any pod.
+        """
         plan_set = lease.plans.plan_set
         return LeaseView(
             job_uid=lease.job_uid,
@@ -282,6 +300,7 @@ class LeaseTable:
             clock_mhz=lease.clock.mhz,
             gpus=gpus,
             orders_id=lease.orders_id,
+            engine_faults={uid: why for uid, why in faults.items() if uid in lease.pods},
         )
 
     def _others(self, job_uid: str, pods: Mapping[str, PodName]) -> list[JobLease]:

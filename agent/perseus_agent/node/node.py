@@ -23,9 +23,9 @@ from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
-from perseus_agent.node.processes import Session, Sessions, own_part
+from perseus_agent.node.processes import Session, Sessions, own_part, succeeded
 from perseus_core.instruction import Instruction
-from perseus_core.serving import EngineOrders
+from perseus_core.serving import EngineOrders, PageAddress
 from perseus_proto.hello import Reason
 from perseus_proto.planset import PlanSet
 
@@ -61,16 +61,15 @@ class Node:
         self.leases = LeaseTable(journal, monotonic_s)
         self._monotonic_s = monotonic_s
         self._journal = journal
-        self._kept = kept
-        self._kubelet = kubelet
-        self._hub = hub
+        self._kept, self._kubelet, self._hub = kept, kubelet, hub
         self._lock = threading.RLock()
         self._lease_clocks = LeaseClocks(self.workers, self.leases, kubelet, self._lock)
         self._sessions = Sessions()
         self.refusals = 0
         """Processes that were refused or disconnected."""
-        self._draining = threading.Event()
-        self._unbound = threading.Event()
+        self.page_faults: Mapping[str, str] = {}
+        """Why the metrics page of a pod is not read, by its UID; replaced whole."""
+        self._draining, self._unbound = threading.Event(), threading.Event()
         self._kept_s = time.monotonic()
         self._clocks = {clock for device in devices.devices for clock in device.identity.supported_clocks_mhz}
         loops = {"timer": self._time, "binder": self._bind}
@@ -102,7 +101,7 @@ class Node:
         with self._lock:
             for session in self._sessions:
                 session.dismiss()
-        return [uuid for uuid, future in stopped.items() if not _succeeded(future)]
+        return [uuid for uuid, future in stopped.items() if not succeeded(future)]
 
     @property
     def progressing(self) -> bool:
@@ -167,7 +166,7 @@ class Node:
             lease = self.leases.release(job_uid, epoch)
             pending = self._end(lease, "the lease was released") if lease else {}
         wait(pending.values(), RELEASE_WAIT_S)
-        return sorted(uuid for uuid, future in pending.items() if _succeeded(future))
+        return sorted(uuid for uuid, future in pending.items() if succeeded(future))
 
     def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
         """Store a plan set: all of it, or after an error nothing."""
@@ -260,6 +259,11 @@ class Node:
         with self._lock:
             return self.leases.of_pod(pod_uid) is not None
 
+    def wanted_pages(self) -> Mapping[str, PageAddress]:
+        """Pages to read, by the UID of the pod: of those whose engine does not say by itself what it does."""
+        with self._lock:
+            return {} if self.draining else self.leases.pages(but=self._sessions.speaking())
+
     def count_refusal(self) -> None:
         """Count a process that was refused."""
         with self._lock:
@@ -291,7 +295,7 @@ class Node:
 
     def _view(self, lease: JobLease) -> LeaseView:
         ranks = len(self._sessions.ranks(lease.job_uid))
-        return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease))
+        return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease), faults=self.page_faults)
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
         pending = self._lease_clocks.ended(lease.job_uid, reason)
@@ -337,8 +341,7 @@ class Node:
             allocation = self._kubelet.allocation(pod.namespace, pod.name, named_gpus)
         except KubeletUnavailable as error:
             raise PeerUnknown(str(error)) from error
-        allocation = own_part(allocation, session.peer.process, pod)
-        uuids = session.choose(allocation, self.workers)
+        uuids = session.choose(own_part(allocation, session.peer.process, pod), self.workers)
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             gone = self.draining or session.dismissed or session not in self._sessions
@@ -352,8 +355,9 @@ class Node:
             for other in others:
                 self._unbind(other, "the process was replaced")
                 other.dismiss()
-            workers = [self.workers[uuid] for uuid in uuids]
-            session.sit(lease, workers, self._sessions.bound(lease.job_uid), self._hub.publish)
+            session.sit(
+                lease, [self.workers[uuid] for uuid in uuids], self._sessions.bound(lease.job_uid), self._hub.publish
+            )
             for seat in session.seats:
                 seat.worker.attach(seat.follower)
             self._hub.publish(lease.job_uid, session.change(joined=True))
@@ -394,7 +398,3 @@ class Node:
             except Exception:
                 log.exception("the timer failed")
             self._kept_s = time.monotonic()
-
-
-def _succeeded(future: Future[bool]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None and future.result()

@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -43,10 +43,13 @@ class PageSession(EngineSession):
     # A page is read four times a second and is late by up to two tenths: one that is missed is no silence yet, and the
     # clocks are back within the second.
     law = LawSettings(silence_s=0.9)
+    by_page = True
 
 
 class PageNode(Protocol):
     """What the node does with them."""
+
+    page_faults: Mapping[str, str]
 
     def wanted_pages(self) -> Mapping[str, PageAddress]:
         """The pages of pods whose engine does not say by itself what it does, by the UID of the pod."""
@@ -62,6 +65,8 @@ class _Page:
     address: PageAddress
     memory: EngineReader
     session: PageSession | None = None
+    over: bool = False
+    """Its session has ended, and with it the memory."""
     refused_s: float = 0.0
     """When its session was refused (monotonic); 0: it was not."""
 
@@ -71,10 +76,9 @@ class PageLink:
 
     def __init__(self, path: str, node: PageNode) -> None:
         """``path``: of the reader's socket; empty: there is no reader."""
-        self.faults: Mapping[str, str] = {}
-        """Why the page of a pod is not read, by its UID. Replaced whole, so that any thread may read it."""
         self._path = path
         self._node = node
+        self._faults: dict[str, str] = {}
         self._pages: dict[int, _Page] = {}
         self._key = 0
         self._stopped = threading.Event()
@@ -93,20 +97,20 @@ class PageLink:
         while not self._stopped.wait(LOOK_S):
             wanted = self._node.wanted_pages()
             if not wanted:
-                self.faults = {}
+                self._say_of_all({}, "")
                 continue
             try:
                 if not self._path:
                     raise FileNotFoundError
                 with link.open_link() as connection:
                     connection.connect(self._path)
-                    self.faults = dict.fromkeys(wanted, "its page was not read yet")
+                    self._say_of_all(wanted, "its page was not read yet")
                     self._serve(connection)
             except (OSError, ChannelError) as error:
                 log.debug("no reader: %s", error)
             finally:
                 self._end_all()
-            self.faults = dict.fromkeys(wanted, _NO_READER)
+            self._say_of_all(wanted, _NO_READER)
 
     def _serve(self, connection: socket.socket) -> None:
         """Keep the pages that are wanted, until the reader hangs up or none is wanted."""
@@ -127,9 +131,9 @@ class PageLink:
         for key, page in list(self._pages.items()):
             if page.session is not None and page.session.dismissed and not page.refused_s:
                 page.refused_s = time.monotonic()
-                self.faults = {**self.faults, page.pod_uid: "its GPUs may not be driven: see the agent's log"}
+                self._fault(page.pod_uid, "its GPUs may not be driven: see the agent's log")
             again = page.refused_s and time.monotonic() > page.refused_s + REFUSED_S
-            if again or wanted.get(page.pod_uid) != page.address:
+            if page.over or again or wanted.get(page.pod_uid) != page.address:
                 link.send(connection, link.ReadPage(key))
                 self._end(key)
         known = {page.pod_uid for page in self._pages.values()}
@@ -140,7 +144,8 @@ class PageLink:
                 self._pages[self._key] = _Page(pod_uid, address, memory)
                 order = link.ReadPage(self._key, address.host, address.port, address.path)
                 link.send(connection, order, (memory.memory_fd, memory.event_fd))
-        self.faults = {pod_uid: why for pod_uid, why in self.faults.items() if pod_uid in wanted}
+        self._faults = {pod_uid: why for pod_uid, why in self._faults.items() if pod_uid in wanted}
+        self._node.page_faults = dict(self._faults)
 
     def _heard(self, found: link.PageFound) -> None:
         page = self._pages.get(found.key)
@@ -148,11 +153,12 @@ class PageLink:
             return  # it was said of a page that is no longer wanted
         if found.fault:
             log.warning("a page cannot be read: %s", found.fault, extra={"pod": page.pod_uid})
-            self.faults = {**self.faults, page.pod_uid: found.fault}
+            self._fault(page.pod_uid, found.fault)
             if page.session is not None:  # its memory goes with it, and the page is asked for anew
-                self._end(found.key)
+                self._node.leave(page.session)
+                page.session, page.over = None, True
             return
-        if page.session is None and not page.refused_s:
+        if page.session is None and not page.over and not page.refused_s:
             self._admit(page, found)
 
     def _admit(self, page: _Page, found: link.PageFound) -> None:
@@ -162,11 +168,22 @@ class PageLink:
         try:
             self._node.admit(session)
         except PeerRefused as error:
-            self.faults = {**self.faults, page.pod_uid: str(error)}
+            self._fault(page.pod_uid, str(error))
             page.refused_s = time.monotonic()
             return
         page.session = session
-        self.faults = {pod_uid: why for pod_uid, why in self.faults.items() if pod_uid != page.pod_uid}
+        self._fault(page.pod_uid, "")
+
+    def _fault(self, pod_uid: str, why: str) -> None:
+        """Say why a page is not read; empty: it is."""
+        self._faults.pop(pod_uid, None)
+        if why:
+            self._faults[pod_uid] = why
+        self._node.page_faults = dict(self._faults)
+
+    def _say_of_all(self, pods: Iterable[str], why: str) -> None:
+        self._faults = dict.fromkeys(pods, why)
+        self._node.page_faults = dict(self._faults)
 
     def _end(self, key: int) -> None:
         page = self._pages.pop(key)

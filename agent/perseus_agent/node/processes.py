@@ -163,6 +163,8 @@ class EngineSession(Session):
     """A serving engine."""
 
     law = LawSettings()
+    by_page = False
+    """What it does is read on its metrics page, as it does not say so by itself."""
 
     def __init__(self, peer: Peer, hello: EngineHello, channel: EngineReader, hang_up: Callable[[], None]) -> None:
         super().__init__(peer, hang_up)
@@ -184,8 +186,9 @@ class EngineSession(Session):
         own = allocation.gpu_uuids if allocation is not None else ()
         return tuple(choose_gpu(allocation, uuid, known) for uuid in own or ("",))
 
-    def replaces(self, other: Session) -> bool:  # noqa: ARG002
-        return False  # a container starts its engine again when the one before it has ended
+    def replaces(self, other: Session) -> bool:
+        # A container starts its engine again when the one before it has ended.
+        return isinstance(other, EngineSession) and other.by_page and not self.by_page
 
     def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
         uuids = tuple(worker.uuid for worker in workers)
@@ -247,6 +250,10 @@ class Sessions:
     def engines(self) -> list[EngineSession]:
         """Those of engines."""
         return [one for one in self._all if isinstance(one, EngineSession)]
+
+    def speaking(self) -> set[str]:
+        """The UIDs of pods with a process that says by itself what it does."""
+        return {one.pod_uid for one in self._all if not (isinstance(one, EngineSession) and one.by_page)}
 
     def furthest(self, job_uid: str) -> dict[int, int]:
         """By data-parallel rank: the furthest iteration begun by ranks of a job."""
@@ -316,3 +323,8 @@ def _when_done(futures: tuple[Future[bool], ...], then: Callable[[], None]) -> N
     first, *others = futures
     rest = tuple(others)
     first.add_done_callback(lambda _: _when_done(rest, then))
+
+
+def succeeded(future: Future[bool]) -> bool:
+    """Whether a GPU's thread has done what it was asked, and well."""
+    return future.done() and not future.cancelled() and future.exception() is None and future.result()

@@ -9,7 +9,9 @@ from typing import Final
 from perseus_agent.clocks.telemetry import EngineProcess, EngineWindow, Times
 from perseus_agent.errors import InvalidRequest
 from perseus_agent.node.leases import MAX_PODS
-from perseus_core.serving import FOLLOW_TABLE, MOST_EDGES, ClockTable, EngineOrders, ServingLimits
+from perseus_core.serving import FOLLOW_TABLE, MOST_EDGES, ClockTable, EngineOrders, PageAddress, ServingLimits
+from perseus_proto.frames import ChannelError
+from perseus_proto.reader_link import ReadPage, is_address
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 _MOST_MHZ: Final = 1 << 16
@@ -40,8 +42,26 @@ def decode_orders(request: messages.OrderEnginesRequest) -> EngineOrders:
             per_token_s=request.limits.per_token_us / _PPM or None,
             attainment=request.limits.attainment_ppm / _PPM,
         )
+    pages = _pages(request.pages)
     with _named("orders"):
-        return EngineOrders(limits, table, clocks_mhz)
+        return EngineOrders(limits, table, clocks_mhz, pages)
+
+
+def _pages(messages_: Sequence[messages.EnginePage]) -> dict[str, PageAddress]:
+    found: dict[str, PageAddress] = {}
+    if len(messages_) > MAX_PODS:
+        raise InvalidRequest(f"pages: must name at most {MAX_PODS} pods")
+    for page in messages_:
+        if not page.pod_uid or page.pod_uid in found:
+            raise InvalidRequest("pages.pod_uid: must name a pod, and none twice")
+        if not is_address(page.host):
+            raise InvalidRequest("pages.host: must be an IP address")
+        try:
+            ReadPage(0, page.host, page.port, page.path)
+        except ChannelError as error:
+            raise InvalidRequest(f"pages.{error}") from None
+        found[page.pod_uid] = PageAddress(page.host, page.port, page.path)
+    return found
 
 
 def _table(message: messages.ClockTable) -> ClockTable:

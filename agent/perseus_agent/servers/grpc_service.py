@@ -271,6 +271,9 @@ def _lease(view: LeaseView) -> messages.Lease:
         ],
         clock=_lease_clock(view) if view.clock_mhz else None,
         orders_id=view.orders_id,
+        engine_faults=[
+            messages.EngineFault(pod_uid=uid, message=why) for uid, why in sorted(view.engine_faults.items())
+        ],
     )
 
 

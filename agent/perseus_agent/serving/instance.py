@@ -42,8 +42,8 @@ class EngineInstance:
         reader: EngineReader,
         highest_mhz: int,
         publish: Callable[[str, Event], None],
-        *,
         now_us: int | None = None,
+        *,
         settings: LawSettings | None = None,
     ) -> None:
         """
