@@ -122,11 +122,13 @@ def main() -> int:
     given = parser.parse_args()
     log_to_stderr("INFO")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    given.socket.unlink(missing_ok=True)
+    unborn = given.socket.with_suffix(".new")
+    unborn.unlink(missing_ok=True)
     with link.open_link() as listener:
-        listener.bind(str(given.socket))
-        given.socket.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
+        listener.bind(str(unborn))
+        unborn.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
         listener.listen(1)
+        unborn.replace(given.socket)  # whoever finds it can connect
         while True:
             connection, _ = listener.accept()
             with connection:

@@ -108,7 +108,7 @@ def test_an_engine_without_the_plugin_follows_its_page(node: RecordingNode, stub
         assert list(engine.gpu_uuids) == [gpu_uuid(0), gpu_uuid(1)]
         assert not renewed(stub, lease).engine_faults
     wait_for(lambda: bool(renewed(stub, lease).engine_faults), "the page has gone, and the lease says so")
-    assert node.all_default()
+    wait_for(node.all_default, "default clocks without it")
 
 
 def test_a_page_that_cannot_be_read_is_said_with_the_lease(node: RecordingNode, stub: Any) -> None:
@@ -146,7 +146,7 @@ def test_without_its_reader_clocks_are_default_until_there_is_one(
         reader.kill()
         wait_for(node.all_default, "default clocks without the reader")
         wait_for(lambda: "nothing on this node reads" in str(renewed(stub, lease).engine_faults), "the lease says so")
-        reader.path.unlink()
+        reader.path.unlink()  # so that start waits for the new one
         reader.start()
         wait_for(lambda: locked(node, [0]) == {FLOOR}, "the next reader is found")
 
