@@ -282,7 +282,7 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
         == {"grpcio", "typing-extensions", "protobuf", "nvidia-ml-py", "prometheus-client"}
     )
     assert installed("gpu-sim") == {"grpcio", "typing-extensions", "protobuf"}
-    assert installed("trainer") == {"numpy"}
+    assert installed("trainer") == {"numpy", "prometheus-client"}
     assert {"ortools", "kopf", "kubernetes"} <= installed("operator")
     assert "ortools" in installed("solver")
     assert not installed("solver") & {"kopf", "kubernetes", "aiohttp", "opentelemetry-sdk"}
@@ -390,6 +390,8 @@ def modules_taken_out(name: str) -> set[str]:
             "trainer",
             "perseus_sim.training.pod_job,perseus_sim.training.pod_rank,perseus_sim.training.job,perseus_solver.model.profile",
         ),
+        ("trainer", "perseus_sim.serving.pod_engine"),
+        ("agent", "perseus_reader.__main__"),
         (
             "operator",
             "perseus_operator.__main__,perseus_operator.solving.pool,perseus_solver.frontier,perseus_solver.cli.main",
