@@ -7,11 +7,11 @@ write and from their GPUs, not from the agent.
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perseus_core import keys
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
@@ -25,12 +25,21 @@ from perseus_sim.serving.requests import Request
 
 @dataclass(frozen=True)
 class Ended:
-    """One request that has ended, in seconds: when it came, since its engine began, and what it got."""
+    """One request that has ended, in seconds: when it came, by the machine's monotonic clock, and what it got."""
 
     arrival_s: float
     first_token_s: float
     per_token_s: float
     tokens: int
+
+
+@dataclass(frozen=True)
+class EngineResults:
+    """What a replica says that it has done."""
+
+    joules: float
+    tokens: int
+    ended: tuple[Ended, ...]
 
 
 @dataclass
@@ -42,11 +51,16 @@ class LiveEngines:
     pods: dict[str, AdmittedPod]
     children: dict[str, Child]
     gpus: dict[str, list[SharedGpu]]
-    results: dict[str, Path]
+    files: dict[str, Path]
 
-    def ended(self, pod: str) -> list[Ended]:
-        """Requests of a replica that have ended, in that order."""
-        return [Ended(*one) for one in self._read(pod).get("requests", ())]
+    def results(self, pod: str) -> EngineResults | None:
+        """What a replica has done so far; None: it has not said so yet."""
+        path = self.files[pod]
+        if not path.exists():
+            return None
+        found = json.loads(path.read_text())
+        ended = tuple(Ended(found["begun_s"] + one[0], *one[1:]) for one in found["requests"])
+        return EngineResults(found["joules"], found["tokens"], ended)
 
     def joules(self, pod: str) -> float:
         """What the GPUs of a replica have drawn, by their own counters."""
@@ -56,19 +70,14 @@ class LiveEngines:
         """The clocks that are locked on a replica's GPUs; 0: the default clocks."""
         return [gpu.locked_mhz for gpu in self.gpus[pod]]
 
-    def kill(self, pod: str) -> None:
-        """End a replica's process as a crash would."""
-        self.children[pod].popen.kill()
+    def signal(self, pod: str, number: signal.Signals) -> None:
+        """Send a signal to a replica's process: SIGKILL for a crash, SIGSTOP for a hang, SIGUSR1 for its burst."""
+        self.children[pod].signal(number)
 
     def stop(self) -> None:
         """End all replicas, as deleted pods would."""
         for child in self.children.values():
             child.stop()
-
-    def _read(self, pod: str) -> Mapping[str, Any]:
-        path = self.results[pod]
-        found: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
 
 
 def start_engines(
@@ -82,6 +91,7 @@ def start_engines(
     gpus_each: int = 1,
     namespace: str = "default",
     plugin: bool = True,
+    burst: Sequence[Request] = (),
 ) -> LiveEngines:
     """Start the replicas of a pool: one pod and one process for each.
 
@@ -95,6 +105,7 @@ def start_engines(
         gpus_each: of one replica.
         namespace: of the pods.
         plugin: whether the engines tell the agent what they do.
+        burst: requests that come to a replica with SIGUSR1.
 
     Raises:
         ValueError: the node has too few free GPUs.
@@ -111,7 +122,11 @@ def start_engines(
         node.allocated |= {one.spec.uuid for one in gpus}
         trace, results = folder / f"{replica}.csv", folder / f"{replica}.json"
         write_trace(trace, own)
-        spec = EngineSpec(tuple(str(one.path) for one in gpus), gpu, model, str(trace), str(results))
+        bursts = folder / f"{replica}.burst.csv" if burst else None
+        if bursts is not None:
+            write_trace(bursts, burst)
+        files = tuple(str(one.path) for one in gpus)
+        spec = EngineSpec(files, gpu, model, str(trace), str(results), burst=str(bursts or ""))
         labels = {"app": name, keys.LABEL_JOB: name}
         uid = cluster.run_pod(namespace, pod_name, node.name, labels, [])
         pod = AdmittedPod(uid, namespace, pod_name, tuple(one.spec.uuid for one in gpus))
@@ -126,5 +141,5 @@ def start_engines(
         )
         node.kubelet.place([child.pid], uid)
         engines.pods[pod_name], engines.children[pod_name] = pod, child
-        engines.gpus[pod_name], engines.results[pod_name] = gpus, results
+        engines.gpus[pod_name], engines.files[pod_name] = gpus, results
     return engines

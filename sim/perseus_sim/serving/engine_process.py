@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ class EngineSpec:
         trace: of its requests.
         results: file to which what became of them is written, one JSON object.
         metrics_address: host:port of its metrics page; empty: it has none.
+        burst: a trace of which all requests come with SIGUSR1; empty: there is none.
     """
 
     gpus: tuple[str, ...]
@@ -60,6 +62,7 @@ class EngineSpec:
     trace: str
     results: str
     metrics_address: str = ""
+    burst: str = ""
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -71,12 +74,16 @@ class Results:
     """What an engine has done so far.
 
     Attributes:
-        joules: that its GPUs have drawn.
+        begun_s: when its first request could come, of the machine's monotonic clock.
+        joules: that its GPUs have drawn since.
+        tokens: that it has generated.
         requests: that have ended, in that order: when each came (seconds since the engine began), its time to the first
             token and its mean time between tokens in seconds, and its tokens.
     """
 
+    begun_s: float
     joules: float
+    tokens: int
     requests: Sequence[tuple[float, float, float, int]]
 
 
@@ -104,24 +111,38 @@ class EngineProcess:
         self._session = session
         self._report = report
         self._ended: list[tuple[float, float, float, int]] = []
+        self._tokens = 0
+        self._bursts: deque[Sequence[Request]] = deque()
         self._group = GpuGroup(gpus, us_from_ns(time.monotonic_ns()))
+        self._begun_s = time.monotonic()
         self._live = LiveEngine(machine, requests, self.metrics, ended=self._step)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until told to stop."""
         report_s = 0.0
         while not stop.wait(_TICK_S):
+            while self._bursts:
+                self._live.burst(self._bursts.popleft())
             now_us = us_from_ns(time.monotonic_ns())
             self._live.set_clocks(*self._group.clocks_mhz(now_us))
             self._group.drew(self._live.joules, now_us)
             if time.monotonic() >= report_s:
                 report_s = time.monotonic() + _REPORT_S
-                self._report(Results(self._live.joules, self._ended))
-        self._report(Results(self._live.joules, self._ended))
+                self._report(self._results())
+        self._report(self._results())
+
+    def burst(self, requests: Sequence[Request]) -> None:
+        """Let requests come now. A signal's handler may call it."""
+        self._bursts.append(requests)
+
+    def _results(self) -> Results:
+        return Results(self._begun_s, self._live.joules, self._tokens, self._ended)
 
     def _step(self, step: EngineStep) -> None:
         for one in step.finished:
             self._ended.append((one.request.arrival_s, _first_token_s(one), one.per_token_s, one.request.output_tokens))
+        generated = step.decoding + len(step.started)
+        self._tokens += generated
         if self._session is None:
             return
         load = step.load
@@ -133,7 +154,7 @@ class EngineProcess:
             step_s=step.seconds,
             computes_prompt=step.prompt_tokens > 0,
             prompt_tokens=step.prompt_tokens,
-            generated_tokens=step.decoding + len(step.started),
+            generated_tokens=generated,
             preempted=step.preempted,
             first_tokens_s=[_first_token_s(one) for one in step.started],
             tokens_s=[one.per_token_s for one in step.finished],
@@ -177,9 +198,13 @@ def main() -> int:
         partial.replace(results)
 
     gpus = [SharedGpu(Path(gpu)) for gpu in spec.gpus]
-    machine = Machine(spec.gpu, spec.model, len(gpus))
     session = open_session(spec.model, len(gpus))
-    serve(EngineProcess(machine, read_trace(Path(spec.trace)), gpus, session, write), session, spec.metrics_address)
+    machine, requests = Machine(spec.gpu, spec.model, len(gpus)), read_trace(Path(spec.trace))
+    process = EngineProcess(machine, requests, gpus, session, write)
+    if spec.burst:
+        burst = read_trace(Path(spec.burst))
+        signal.signal(signal.SIGUSR1, lambda *_: process.burst(burst))
+    serve(process, session, spec.metrics_address)
     return 0
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from perseus_sim.serving.engine import Engine, Load, Served
@@ -108,6 +108,14 @@ class LiveEngine:
         with self._lock:
             self._advance()
             self._engine.set_clocks(slowest_mhz, fastest_mhz)
+
+    def burst(self, requests: Sequence[Request]) -> None:
+        """Let requests come now, as far apart as their arrivals are."""
+        with self._lock:
+            self._advance()
+            now_s = self._engine.now_s
+            moved = [replace(one, arrival_s=now_s + one.arrival_s) for one in requests]
+            self._requests = deque(sorted((*self._requests, *moved), key=lambda one: one.arrival_s))
 
     def advance(self) -> None:
         """Serve until now."""
