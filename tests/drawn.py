@@ -18,27 +18,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perseus_solver import plots
+from perseus_solver.drawing import stated
 
 
 @contextmanager
 def drawn_figures() -> Iterator[list[Figure]]:
     """Collect what is drawn meanwhile."""
     captured: list[Figure] = []
-    original = plots._png
+    original = plots.png_of
 
     def capture(figure: Figure) -> bytes:
         captured.append(figure)
         return original(figure)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "_png", capture)
+        patch.setattr(plots, "png_of", capture)
         yield captured
 
 
 def texts(axes: Axes) -> list[str]:
     """Everything that is written in a panel, one line each."""
     panel: Any = SimpleNamespace(axes=[axes])
-    return plots.stated(panel)
+    return stated(panel)
 
 
 def mark(axes: Axes, name: str) -> tuple[float, float]:

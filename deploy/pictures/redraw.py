@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from documentation_pictures.subjects import FOLDER, ROOT, publish
 from perseus_sim.profiles import profile_csv
-from perseus_solver.plots import DESCRIPTION
+from perseus_solver.drawing import DESCRIPTION
 
 SHOWN = ROOT / "out" / "observability"
 VIEWS = {

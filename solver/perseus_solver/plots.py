@@ -1,11 +1,7 @@
-"""Figures: the frontier, the pipeline before and after, the comparison, the calibration, as PNG bytes.
-
-This is the only module that imports matplotlib. Colours can be distinguished in print and by colour-blind readers.
-"""
+"""Figures: the frontier, the pipeline before and after, the comparison, the calibration, as PNG bytes."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perseus_core.instruction import InstructionKind
+from perseus_solver.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, figure_of, png_of, signed_percent
 from perseus_solver.kinds import Floats
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
@@ -25,58 +22,8 @@ if TYPE_CHECKING:
     from perseus_solver.comparison.table import Row
     from perseus_solver.model.result import Frontier, Point
 
-_INK, _MUTED = "#22262a", "#7a828a"
-_BLUE, _ORANGE, _GREEN, _PURPLE = "#0b62a4", "#d9600a", "#1b8a5a", "#7b4fa3"
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titleweight": "bold",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-}
-DESCRIPTION = "Description"
-"""Key of the PNG text in which a picture states what is written in it."""
 _LABELLED_BOXES = 40
 """Microbatch numbers are drawn up to this many instructions a stage; beyond they would not be legible."""
-
-
-def stated(figure: Any) -> list[str]:
-    """Return what is written in a figure but for its axes, one line each: titles, labels of marks, the legend. Each
-    picture carries it as `DESCRIPTION`, so that it can be read and checked.
-    """
-    lines: list[str] = []
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        in_legend = [] if legend is None else [legend.get_title(), *legend.get_texts()]
-        titles = [axes.get_title(where) for where in ("left", "center", "right")]
-        lines += [*titles, *(text.get_text() for text in (*axes.texts, *in_legend))]
-    return [" ".join(line.split()) for line in lines if line.strip()]
-
-
-def _figure(*, width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    mpl.rcParams.update(_STYLE)
-    return plt.subplots(rows, 1, figsize=(width, height), sharex=True, layout="constrained")
-
-
-def _png(figure: Any) -> bytes:
-    import matplotlib.pyplot as plt
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={DESCRIPTION: "\n".join(stated(figure))})
-    plt.close(figure)
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +41,6 @@ class Mark:
     energy_j: float
     time_margin_s: float = 0.0
     energy_margin_j: float = 0.0
-
-
-def signed_percent(share: float, digits: int = 1) -> str:
-    """Return a change as pictures have it: −0.092 as ``−9.2 %``, and never a negative zero.
-
-    >>> signed_percent(0.0123), signed_percent(-0.0001)
-    ('+1.2 %', '0.0 %')
-    """
-    text = f"{100 * share:+.{digits}f} %"
-    return text.replace("-", "−") if float(text[:-2]) else text[1:]
 
 
 def change_text(mark: Mark, reference: Mark) -> str:
@@ -133,14 +70,14 @@ def frontier_png(
         measured: what the chosen plan did when it ran; None: it is not known.
         saving: what is said of the chosen plan, or of how it ran; empty: `change_text`.
     """
-    figure, axes = _figure(width=6.8, height=4.4)
+    figure, axes = figure_of(width=6.8, height=4.4)
     time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
     lowest, highest_j = float(bound_j.min()), max(baseline.energy_j, float(energy_j.max()))
     floor = min(lowest, baseline.energy_j) - 0.08 * (highest_j - lowest)
     at_once = " even if clocks changed at once" if frontier.rehearsed else ""
-    axes.fill_between(time_s, floor, bound_j, color=_BLUE, alpha=0.10, lw=0, label=f"proven impossible{at_once}")
+    axes.fill_between(time_s, floor, bound_j, color=BLUE, alpha=0.10, lw=0, label=f"proven impossible{at_once}")
     least = frontier.least_energy
-    plans: dict[str, Any] = {"color": _BLUE, "marker": "o", "ms": 2.2, "zorder": 3}
+    plans: dict[str, Any] = {"color": BLUE, "marker": "o", "ms": 2.2, "zorder": 3}
     axes.plot(time_s[: least + 1], energy_j[: least + 1], "-", lw=1.4, label=f"{least + 1} plans", **plans)
     if later := len(frontier) - least - 1:
         label = f"straggler part, {later} plans"
@@ -148,10 +85,10 @@ def frontier_png(
             time_s[least:], energy_j[least:], ":", lw=1.0, alpha=0.6, markevery=slice(1, None), label=label, **plans
         )
     plan = Mark(name, chosen.iteration_time_s, chosen.energy_j)
-    _plot_mark(axes, baseline, "s", _ORANGE)
-    _plot_mark(axes, plan, "D", _GREEN)
+    _plot_mark(axes, baseline, "s", ORANGE)
+    _plot_mark(axes, plan, "D", GREEN)
     if measured is not None:
-        _plot_mark(axes, measured, "^", _PURPLE)
+        _plot_mark(axes, measured, "^", PURPLE)
     _mark_saving(axes, baseline, measured or plan, saving or change_text(plan, baseline))
     _mark_least_energy(axes, frontier, baseline)
     axes.set_ylim(bottom=floor, top=highest_j + 0.10 * (highest_j - floor))
@@ -168,7 +105,7 @@ def frontier_png(
         fontsize=8,
         title_fontsize=8,
     )
-    return _png(figure)
+    return png_of(figure)
 
 
 def gap_text(frontier: Frontier, chosen: Point) -> str:
@@ -201,7 +138,7 @@ def _mark_saving(axes: Any, baseline: Mark, plan: Mark, text: str) -> None:
         "",
         (plan.time_s, plan.energy_j),
         (baseline.time_s, baseline.energy_j),
-        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 5},
+        arrowprops={"arrowstyle": "->", "color": INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 5},
     )
     axes.annotate(
         text.replace(": ", ":\n", 1).replace(", ", ",\n", 1),
@@ -209,7 +146,7 @@ def _mark_saving(axes: Any, baseline: Mark, plan: Mark, text: str) -> None:
         xytext=(9, 0),
         textcoords="offset points",
         va="center",
-        color=_INK,
+        color=INK,
     )
 
 
@@ -217,7 +154,7 @@ def _mark_least_energy(axes: Any, frontier: Frontier, baseline: Mark) -> None:
     """Mark the point of least energy."""
     least = frontier.least_energy
     at_s, at_j = float(frontier.time_s[least]), float(frontier.energy_j[least])
-    axes.plot(at_s, at_j, "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
+    axes.plot(at_s, at_j, "o", mfc="white", mec=BLUE, ms=5.5, zorder=4)
     axes.annotate(
         f"least energy, {signed_percent(at_j / baseline.energy_j - 1)}",
         (at_s, at_j),
@@ -225,7 +162,7 @@ def _mark_least_energy(axes: Any, frontier: Frontier, baseline: Mark) -> None:
         textcoords="offset points",
         ha="center",
         va="top",
-        color=_INK,
+        color=INK,
     )
 
 
@@ -233,7 +170,7 @@ def _mark_ends(axes: Any, frontier: Frontier) -> None:
     """Mark T_min and T*."""
     time_s = frontier.time_s
     for index, name, side in ((0, "$T_{min}$", 1), (len(frontier) - 1, "$T^*$", -1)):
-        axes.axvline(float(time_s[index]), color=_MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
+        axes.axvline(float(time_s[index]), color=MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
         axes.annotate(
             f"{name} = {time_s[index]:.3f} s",
             (float(time_s[index]), 0.0),
@@ -241,7 +178,7 @@ def _mark_ends(axes: Any, frontier: Frontier) -> None:
             xytext=(4 * side, 4),
             textcoords="offset points",
             ha="left" if side > 0 else "right",
-            color=_MUTED,
+            color=MUTED,
         )
 
 
@@ -287,7 +224,7 @@ def gantt_png(problem: Problem, timelines: Sequence[Timeline]) -> bytes:
     import matplotlib as mpl
 
     height = 0.9 + len(timelines) * (0.55 + 0.21 * problem.stages)
-    figure, panels = _figure(width=9.0, height=min(height, 16.0), rows=len(timelines))
+    figure, panels = figure_of(width=9.0, height=min(height, 16.0), rows=len(timelines))
     end = max(timeline.time_s for timeline in timelines)
     limits = mpl.colors.Normalize(
         min(problem.blocking_power_w, *(float(timeline.power_w.min()) for timeline in timelines)),
@@ -298,7 +235,7 @@ def gantt_png(problem: Problem, timelines: Sequence[Timeline]) -> bytes:
         shades = limits(timeline.power_w)
         _draw_instructions(axes, problem, timeline, colours(shades), colours(limits(problem.blocking_power_w)))
         _label(axes, problem, timeline, shades)
-        axes.axvline(timeline.time_s, color=_INK, lw=0.9)
+        axes.axvline(timeline.time_s, color=INK, lw=0.9)
         axes.set_title(timeline.heading)
         axes.set_ylim(problem.stages - 0.4, -0.6)
         axes.set_yticks(range(0, problem.stages, math.ceil(problem.stages / 16)))
@@ -310,7 +247,7 @@ def gantt_png(problem: Problem, timelines: Sequence[Timeline]) -> bytes:
     bar = figure.colorbar(mpl.cm.ScalarMappable(limits, colours), ax=panels, fraction=0.025, pad=0.01)
     bar.set_label("power (W)")
     bar.outline.set_visible(False)
-    bar.ax.axhline(problem.blocking_power_w, color=_INK, lw=0.9)
+    bar.ax.axhline(problem.blocking_power_w, color=INK, lw=0.9)
     bar.ax.annotate(
         "waiting",
         (0.0, problem.blocking_power_w),
@@ -320,7 +257,7 @@ def gantt_png(problem: Problem, timelines: Sequence[Timeline]) -> bytes:
         va="center",
         fontsize=7,
     )
-    return _png(figure)
+    return png_of(figure)
 
 
 def _draw_instructions(axes: Any, problem: Problem, run: Timeline, colour: Any, waiting: Any) -> None:
@@ -339,7 +276,7 @@ def _draw_instructions(axes: Any, problem: Problem, run: Timeline, colour: Any, 
     )
     edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
     axes.add_collection(
-        PolyCollection(list(corners), facecolors=colour, edgecolors=_INK if edge else "none", linewidths=edge)
+        PolyCollection(list(corners), facecolors=colour, edgecolors=INK if edge else "none", linewidths=edge)
     )
 
 
@@ -368,7 +305,7 @@ def _label(axes: Any, problem: Problem, run: Timeline, shade: Floats) -> None:
             va="center",
             fontsize=5,
             style="normal" if kind == InstructionKind.FORWARD else "italic",
-            color="white" if dark > 0.6 else _INK,
+            color="white" if dark > 0.6 else INK,
         )
 
 
@@ -381,20 +318,20 @@ def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: t
         rows: the methods' plans, all clocks at their maximum first.
         single: time and energy of every plan with one clock for all instructions, float[clocks] seconds and joules.
     """
-    figure, axes = _figure(width=6.4, height=4.0)
+    figure, axes = figure_of(width=6.4, height=4.0)
     base_s, base_j = rows[0].iteration_time_s, rows[0].energy_j
     assert base_s is not None
     assert base_j is not None
     slowest = max(row.iteration_time_s or 0 for row in rows) / base_s - 1
     limit = 100 * max(3 * slowest, 0.1)  # the range of the other methods
     for (time_s, energy_j), style, label in (
-        ((frontier.time_s, frontier.energy_j), {"color": _BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
-        (single, {"color": _MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
+        ((frontier.time_s, frontier.energy_j), {"color": BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
+        (single, {"color": MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
     ):
         time, energy = 100 * (time_s / base_s - 1), 100 * (energy_j / base_j - 1)
         shown = time <= limit
         axes.plot(time[shown], energy[shown], **({"lw": 1.2, "ms": 2.4, "label": label} | style))
-    marks = (("s", _ORANGE), ("D", _GREEN), ("^", _PURPLE), ("v", _INK))
+    marks = (("s", ORANGE), ("D", GREEN), ("^", PURPLE), ("v", INK))
     for row, (mark, colour) in zip(rows, marks, strict=False):
         if row.iteration_time_s is None or row.energy_j is None:
             continue
@@ -403,13 +340,13 @@ def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: t
         if row.ours is not None:
             ours = 100 * (row.ours.iteration_time_s / base_s - 1), 100 * (row.ours.energy_j / base_j - 1)
             axes.plot((x, ours[0]), (y, ours[1]), ":", color=colour, lw=0.9, zorder=2)
-    axes.axhline(0, color=_MUTED, lw=0.6)
-    axes.axvline(0, color=_MUTED, lw=0.6)
+    axes.axhline(0, color=MUTED, lw=0.6)
+    axes.axvline(0, color=MUTED, lw=0.6)
     axes.set_xlabel("iteration time against all-maximum (%)")
     axes.set_ylabel("iteration energy against all-maximum (%)")
     axes.set_title(_name(problem))
     axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
-    return _png(figure)
+    return png_of(figure)
 
 
 def _name(problem: Problem) -> str:
@@ -432,16 +369,16 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
     measured_s = trace.iteration_time_s
     fitted = chosen_iterations(trace, train_fraction)
     every = np.ones_like(fitted)
-    series: list[tuple[str, Floats, Any, str, str]] = [("graph alone", replay_s(trace), every, _ORANGE, "x")]
+    series: list[tuple[str, Floats, Any, str, str]] = [("graph alone", replay_s(trace), every, ORANGE, "x")]
     if calibration.explains:
         predicted_s = predict_s(calibration, trace)
         series += [
-            ("calibrated, held out", predicted_s, ~fitted, _BLUE, "o"),
-            ("calibrated, fitted", predicted_s, fitted, _GREEN, "+"),
+            ("calibrated, held out", predicted_s, ~fitted, BLUE, "o"),
+            ("calibrated, fitted", predicted_s, fitted, GREEN, "+"),
         ]
     # In the order of the legend; what comes first is drawn below the others.
     ends = [float(f(np.append(measured_s, series[0][1]))) for f in (np.min, np.max)]
-    left.plot(ends, ends, "-", color=_MUTED, lw=0.8, label="measured = predicted")
+    left.plot(ends, ends, "-", color=MUTED, lw=0.8, label="measured = predicted")
     plan = np.unique(trace.plan, return_inverse=True)[1]
     for label, predicted, chosen, colour, marker in series:
         error = 100 * (predicted / measured_s - 1)
@@ -449,7 +386,7 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
         style: Any = {"ls": "", "marker": marker, "color": colour, "ms": 4, "mew": 0.9, "alpha": 0.8}
         left.plot(measured_s[chosen], predicted[chosen], **style, label=f"{label} (mean error {mean:.3g} %)")
         right.plot(plan[chosen], error[chosen], **style)
-    right.axhline(0, color=_MUTED, lw=0.8, zorder=0)
+    right.axhline(0, color=MUTED, lw=0.8, zorder=0)
     left.set_title(f"{calibration.schedule}, {calibration.stages} stages, {calibration.microbatches} microbatches")
     left.set_xlabel("measured iteration time (s)")
     left.set_ylabel("predicted iteration time (s)")
@@ -457,10 +394,10 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
     right.set_title(f"the model {calibration.status} this run")
     right.set_xlabel("plan, in the order run")
     right.set_ylabel("error of the prediction (%)")
-    return _png(figure)
+    return png_of(figure)
 
 
 def _side_by_side(*, width: float, height: float) -> tuple[Any, Any]:
-    figure, _ = _figure(width=width, height=height)
+    figure, _ = figure_of(width=width, height=height)
     figure.clear()
     return figure, figure.subplots(1, 2)

@@ -13,7 +13,8 @@ from typing import Any
 
 from perseus_sim.demo.results import Estimate, Executed, Measurement, PlanRun, Results
 from perseus_solver.cli.documents import deployed_plan_document
-from perseus_solver.plots import Mark, Timeline, frontier_png, gantt_png, signed_percent
+from perseus_solver.drawing import signed_percent
+from perseus_solver.plots import Mark, Timeline, frontier_png, gantt_png
 
 FILES = ("report.md", "report.json", "plan.json", "frontier.png", "pipeline.png")
 
