@@ -68,5 +68,7 @@ class Services:
     turns: FairSlots = field(default_factory=lambda: FairSlots(1))
     """Of reconciliations, by namespace: one in each turn of the event loop. If hundreds of jobs reconciled in the same
     turn, whatever takes several turns, such as observing an edited job, would wait for all of them."""
+    fits: FairSlots = field(default_factory=lambda: FairSlots(1))
+    """Turns to fit a model of engines, in a thread: a second of a core, for one pool at a time."""
     monotonic_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time

@@ -159,8 +159,8 @@ def test_an_engine_on_the_wire() -> None:
         lied = pb.Engine()
         lied.CopyFrom(message)
         for name in lie:
-            lied.ClearField(name)  # type: ignore[arg-type]
-        lied.MergeFrom(pb.Engine(**lie))  # type: ignore[arg-type]
+            lied.ClearField(name)
+        lied.MergeFrom(pb.Engine(**lie))
         assert engine_of(lied) is None, lie
 
 

@@ -125,10 +125,10 @@ async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_t
 
     async def acquire(*_: Any, named_gpus: Any, **__: Any) -> Any:
         carried.append(tuple(named_gpus))
-        return SimpleNamespace(plan_id="", selected={}, clock=None, description=1)
+        return SimpleNamespace(plan_id="", selected={}, clock=None, description=1, orders_id="")
 
     async def describe(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={})
+        return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={}, engines=())
 
     job = Job()
     job.state.pods_observed([pod(LATER, claims_devices=claims)], {"node-0": "10.0.0.1:1"})

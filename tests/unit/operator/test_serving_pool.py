@@ -114,7 +114,7 @@ async def test_a_job_of_the_same_name_takes_the_pods_of_a_pool(monkeypatch: pyte
     monkeypatch.setattr(module, "replace", lambda services, **_: services)
     operator = operator_of(SimpleNamespace(), **shared)
     operator.shards._hold(dict.fromkeys(range(SHARDS), 1))
-    operator.budgets.grant_share = lambda _: None  # type: ignore[method-assign]
+    monkeypatch.setattr(operator.budgets, "grant_share", lambda _: None)
     raw = {
         "metadata": {
             "namespace": "ns",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
-from perseus_operator.api.serving.status import PoolFigures
-from perseus_operator.budgets.draw import share_to_status
 from perseus_operator.budgets.member import Member, held_limits_w
-from perseus_operator.jobs.conditions import accepted, ready
-from perseus_operator.jobs.decision import Decision
+from perseus_operator.families.serving.decide import ServingDecision, decide
+from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.families.serving.status.conditions import conditions_of
+from perseus_operator.families.serving.status.figures import figures_of, restore_from_status
+from perseus_operator.families.serving.work import run_fit
 from perseus_operator.jobs.family import Family, Surroundings
-from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.report import JobReport
-from perseus_operator.jobs.waiting import absence, first_node_fault, no_clocks
-from perseus_operator.nodes.actions import Intent
+from perseus_operator.nodes.engines import EngineWindow
+from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
 
@@ -26,22 +26,44 @@ class ServingFamily(Family):
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._job = surroundings.job
+        self._services = surroundings.services
+        self._spawn = surroundings.spawn
+        self._trace = surroundings.trace
+        self.pool = ServingPool(surroundings.job)
+
+    # --------------------------------------------------------------------------------------------------------- observe
 
     def spec_accepted(self, spec: PoolSpec) -> None:
         """See ``Family``."""
         self._job.spec_accepted(spec, spec)
+
+    def restored(self, status: Mapping[str, Any]) -> None:
+        """See ``Family``."""
+        restore_from_status(self.pool, status)
 
     def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
         """See ``Family``. A pool has no end."""
         del finished_at_s
         self._job.pods_observed(chosen.pods, agents, excluded=chosen.excluded, failed=chosen.failed)
 
-    def decide(self, _: Now) -> Decision:
+    def window_reported(self, node: Node, window: EngineWindow) -> bool | None:
         """See ``Family``."""
-        spec = self._job.spec
-        if spec is None:
-            return Decision(intent=None)
-        return Decision(intent=Intent(None, {}, drive=False, waiting=no_clocks(spec.mode)))
+        if window.pod_uid not in {pod.uid for pod in node.pods}:
+            return None
+        return True if self.pool.window_reported(window, self._services.wall_s()) else None
+
+    # ---------------------------------------------------------------------------------------------------------- decide
+
+    def decide(self, now: Now) -> ServingDecision:
+        """See ``Family``."""
+        self.pool.looked()
+        return decide(self.pool, now)
+
+    def act(self, decision: ServingDecision) -> None:
+        """See ``Family``."""
+        for action in decision.actions:
+            self.pool.model.fit_started(self._services.monotonic_s())
+            self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
 
     def member(self, _: Now, *, settled: bool) -> Member:
         """What it draws is less than the power limits of its GPUs."""
@@ -50,23 +72,11 @@ class ServingFamily(Family):
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
         return Member(str(self._job.ref), self._job.spec.priority, drawn_w=held_w if seen else None, held_w=held_w)
 
-    def report(self, _: Decision) -> JobReport:
+    # ---------------------------------------------------------------------------------------------------------- report
+
+    def report(self, decision: ServingDecision) -> JobReport:
         """See ``Family``."""
-        job = self._job
-        conditions = [accepted(job, _name_fault(job))]
-        if job.spec is not None:
-            fault = first_node_fault(job.nodes) if job.nodes.occupied else absence(job)
-            fault = fault or Explanation(Reason.NO_SIGNAL, "No engine of the pool says what it does.")
-            conditions.append(Condition(ConditionType.SIGNALS_READY, False, fault.reason, fault.message))
-        needed = {ConditionType.ACCEPTED, ConditionType.SIGNALS_READY}
-        conditions.append(ready(conditions, needed, "The pool is observed."))
+        lately = self.pool.requests.of_all()
         return JobReport(
-            conditions=conditions, figures=PoolFigures(power_budget=share_to_status(job.share, job.draw, None))
+            conditions=conditions_of(self.pool, decision, lately), figures=figures_of(self.pool, decision, lately)
         )
-
-
-def _name_fault(job: Job) -> Explanation | None:
-    if not job.name_taken:
-        return None
-    message = f"The PerseusJob {job.ref.name} has this name, and the pods that opted in with it: rename either."
-    return Explanation(Reason.NAME_TAKEN, message)

@@ -1,0 +1,96 @@
+"""What the agents of a pool shall hold, and whether to fit: a pure function of what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, ServingLimits
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.job import Mode
+from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.families.serving.features.model.state import FitWork
+from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.jobs.decision import Decision
+from perseus_operator.jobs.waiting import no_clocks
+from perseus_operator.nodes.actions import Intent
+from perseus_operator.nodes.engines import orders_for
+from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.objects.values import Now
+
+_LOOK_S: Final = 5.0
+"""How often figures are reported though nothing happens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingDecision(Decision):
+    """What is decided about a pool.
+
+    Attributes:
+        trying: whether the canary holds a clock that is tried.
+    """
+
+    actions: tuple[FitWork, ...] = ()
+    trying: bool = False
+
+
+def decide(pool: ServingPool, now: Now) -> ServingDecision:
+    """Decide what all engines run at."""
+    spec = pool.spec
+    if spec is None:
+        return ServingDecision(intent=None)
+    limits = spec.limits
+    if not spec.sets_clocks or limits is None:
+        waiting = no_limits() if spec.mode.sets_clocks else no_clocks(spec.mode)
+        intent = Intent(None, {}, drive=False, waiting=waiting)
+        return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
+    trying = pool.trials.under_way(now.wall_s)
+    orders = EngineOrders(limits, pool.model.table, _clocks(pool, spec, trying=trying))
+    applied = holds_orders(pool.job.nodes, orders)
+    return ServingDecision(
+        intent=Intent(None, {}, drive=True, waiting=None, orders=orders),
+        actions=_fit(pool, spec, limits, now),
+        applied=applied and pool.model.table is not None,
+        trying=trying,
+        wake_at_s=now.monotonic_s + _LOOK_S,
+    )
+
+
+def _clocks(pool: ServingPool, spec: PoolSpec, *, trying: bool) -> dict[str, int]:
+    """The clock of each replica, by the UID of its pod; those that are not named run at default clocks."""
+    canary, table = pool.trials.canary, pool.model.table
+    clocks_mhz: dict[str, int] = {}
+    for replica in pool.signals.replicas:
+        uid = replica.pod_uid
+        if uid == canary and trying:
+            clocks_mhz[uid] = pool.trials.clock_mhz
+        elif table is not None and (spec.mode is Mode.ENFORCE or uid == canary):
+            clocks_mhz[uid] = FOLLOW_TABLE
+    return {uid: mhz for uid, mhz in clocks_mhz.items() if mhz != DEFAULT_CLOCKS}
+
+
+def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> tuple[FitWork, ...]:
+    """The fit that is due; empty: none is."""
+    model, replicas = pool.model, pool.signals.replicas
+    if not replicas or not model.fit_due(now.monotonic_s):
+        return ()
+    wanted = FitWork(
+        windows=model.windows,
+        highest_mhz=replicas[0].highest_mhz,
+        ladder_mhz=pool.ladder_mhz(spec.clocks.minimum_megahertz),
+        limits=limits,
+        prompt_tokens=model.prompt_tokens,
+        switch_s=max(replica.switch_s for replica in replicas),
+    )
+    return (wanted,) if wanted.ladder_mhz else ()
+
+
+def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:
+    """Whether every agent that has pods of the pool holds its part of the orders."""
+    return all(node.engines.holds(orders_for(orders, [pod.uid for pod in node.pods])) for node in nodes.occupied)
+
+
+def no_limits() -> Explanation:
+    """Why no clock is set without a limit."""
+    message = "spec.objective has no limit: no clock is set. status.proposedLimits has limits to begin with."
+    return Explanation(Reason.NO_LIMITS, message)

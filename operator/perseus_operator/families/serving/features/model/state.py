@@ -1,0 +1,151 @@
+"""The windows of the replicas of one fingerprint, and the latest fit and table that were made from them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_core.serving import MOST_EDGES, ClockTable, ServingLimits
+from perseus_core.units import mean_power_w, s_from_us
+from perseus_operator.nodes.engines import EngineWindow
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.serving import FitResult, Verdict, Window
+
+KV_CAPACITY: Final = 1_000_000
+"""Nominal tokens that fit into the memory: engines say shares, and a table reads shares; only the product matters."""
+_OF_A_CLOCK: Final = 250
+"""Windows that are kept of each: the latest. Of sixteen clocks, as many as a fit takes."""
+_MOST_WINDOWS: Final = 4_000
+_FIRST_SCATTER: Final = 0.05
+"""Of a window's steps, before a fit says it."""
+_AGAIN_S: Final = 600.0
+"""After a fit, before another is made though no clock was left: replicas may have seen greater loads."""
+_AGAIN_WINDOWS: Final = 120
+NO_LIMIT_S: Final = 3_600.0
+"""Stands for a time without a limit: the longest that a table may be made for."""
+
+
+@dataclass(frozen=True)
+class FitWork:
+    """What is to be fitted, and for what a table is to be made.
+
+    Attributes:
+        windows: of replicas of one fingerprint.
+        highest_mhz: of their GPUs.
+        ladder_mhz: the clocks that may be locked, ascending.
+        limits: of the requests.
+        prompt_tokens: of a prompt, mean.
+        switch_s: how long a change of the clock takes, median.
+    """
+
+    windows: tuple[Window, ...]
+    highest_mhz: int
+    ladder_mhz: tuple[int, ...]
+    limits: ServingLimits
+    prompt_tokens: float
+    switch_s: float
+
+
+class Model:
+    """Windows, and what was made of them."""
+
+    def __init__(self) -> None:
+        self.result: FitResult | None = None
+        """Of the latest fit; None: nothing was fitted yet."""
+        self.table: ClockTable | None = None
+        """None: there is none, and no clock may be set by it."""
+        self.fitting = False
+        """A fit is under way."""
+        self.wanted = False
+        """What is known has changed since the latest fit."""
+        self._windows: dict[int, deque[Window]] = {}
+        self._prompt_tokens = self._prompts = 0
+        self._fitted_s = -math.inf
+        self._since_fit = 0
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Those that count."""
+        return tuple(window for of_clock in self._windows.values() for window in of_clock)[-_MOST_WINDOWS:]
+
+    @property
+    def count(self) -> int:
+        """How many windows count."""
+        return min(_MOST_WINDOWS, sum(map(len, self._windows.values())))
+
+    @property
+    def scatter(self) -> float:
+        """Of a window's steps, as a share."""
+        scatter = self.result.scatter if self.result is not None else math.nan
+        return _FIRST_SCATTER if math.isnan(scatter) else scatter
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Computed of a prompt, mean."""
+        return max(1.0, self._prompt_tokens / max(1, self._prompts))
+
+    def window_seen(self, seen: EngineWindow, highest_mhz: int) -> Window | None:
+        """A replica did this; returns it as a fit takes it, None where it says nothing of one clock."""
+        self._prompt_tokens += seen.prompt_tokens
+        self._prompts += sum(seen.first_tokens.values())
+        window = window_of(seen, highest_mhz)
+        if window is not None and (window.clock_mhz in self._windows or len(self._windows) < MOST_EDGES):
+            self._windows.setdefault(window.clock_mhz, deque(maxlen=_OF_A_CLOCK)).append(window)
+            self._since_fit += 1
+        return window
+
+    def fit_requested(self) -> None:
+        """A clock was left, or what a table is made for has changed."""
+        self.wanted = True
+
+    def fit_due(self, now_s: float) -> bool:
+        """Whether to fit now."""
+        again = self._since_fit >= _AGAIN_WINDOWS and now_s >= self._fitted_s + _AGAIN_S and self.result is not None
+        return not self.fitting and self.count > 0 and (self.wanted or again)
+
+    def fit_started(self, now_s: float) -> None:
+        """A fit is under way."""
+        self.fitting, self.wanted, self._fitted_s, self._since_fit = True, False, now_s, 0
+
+    def fitted(self, result: FitResult, table: ClockTable | None) -> None:
+        """A fit has ended; without a table no clock may be set by one, even if there was one before."""
+        self.fitting, self.result, self.table = False, result, table
+
+    def fit_failed(self) -> None:
+        """A fit has ended without a result: what was known still holds."""
+        self.fitting = False
+
+    def limits_changed(self) -> None:
+        """A table for other limits, or other clocks, does not hold; the windows do."""
+        self.table, self.wanted = None, True
+
+    @property
+    def explained(self) -> bool:
+        """Whether the latest fit explains the engine."""
+        return self.result is not None and self.result.verdict is Verdict.EXPLAINED
+
+
+def window_of(seen: EngineWindow, highest_mhz: int) -> Window | None:
+    """Convert what an engine did for a fit; None: its clock changed, or it did nothing that can be."""
+    if seen.changed or not seen.steps + seen.prompt_steps:
+        return None
+    clock_mhz = seen.clock_mhz or highest_mhz
+    watts = None if not seen.energy_mj else mean_power_w(seen.energy_mj, seen.time_us)
+    try:
+        return Window(
+            clock_mhz=clock_mhz,
+            seconds=s_from_us(seen.time_us),
+            running=seen.running,
+            kv_tokens=seen.kv_share * KV_CAPACITY,
+            steps=seen.steps,
+            step_s=s_from_us(seen.steps_us) / max(1, seen.steps),
+            prompt_steps=seen.prompt_steps,
+            prompt_step_s=s_from_us(seen.prompt_steps_us) / max(1, seen.prompt_steps),
+            prompt_tokens=seen.prompt_tokens if seen.prompt_steps else 0,
+            watts=watts,
+            reached_mhz=min(seen.median_clock_mhz, highest_mhz) or None,
+        )
+    except InvalidProblem:
+        return None

@@ -1,0 +1,1 @@
+"""How requests kept their limits, replica by replica."""

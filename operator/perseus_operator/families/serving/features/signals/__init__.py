@@ -1,0 +1,1 @@
+"""Which engines say what they do, and which of them are alike."""

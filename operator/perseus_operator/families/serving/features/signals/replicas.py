@@ -1,0 +1,128 @@
+"""The replicas of a pool, as its nodes' agents describe them.
+
+A replica is a pod with an engine. Only those of one fingerprint share a table: those of the fingerprint that most have,
+or of the one before while it has as many. The others, and pods without an engine, run at default clocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perseus_core.units import s_from_us
+from perseus_operator.nodes.engines import Engine
+from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.nodes.node import Node
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.serving import Fingerprint
+
+UNKNOWN_SWITCH_S: Final = 0.1
+"""Where an agent does not say how long a change of the clock takes: longer than on any GPU that is published."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A pod with an engine.
+
+    Attributes:
+        pod_uid: of the pod.
+        pod: its name.
+        engine: that it runs.
+        fingerprint: digest of all that the time of a step depends on.
+        clocks_mhz: that its GPUs support, ascending.
+        switch_s: how long a change of the clock takes, median.
+    """
+
+    pod_uid: str
+    pod: str
+    engine: Engine
+    fingerprint: str
+    clocks_mhz: tuple[int, ...]
+    switch_s: float
+
+    @property
+    def highest_mhz(self) -> int:
+        """The clock that stands for the default clocks."""
+        return self.clocks_mhz[-1]
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What pods of a pool say of their engines.
+
+    Attributes:
+        replicas: those that share a table, by the name of their pod.
+        silent: pods without an engine.
+        unknown: pods of which the engine is not known well enough, and what is missing.
+        different: pods of another fingerprint.
+        fingerprint: of the replicas; empty: there are none.
+    """
+
+    replicas: tuple[Replica, ...] = ()
+    silent: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    different: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    def of_pod(self, uid: str) -> Replica | None:
+        """The replica of a pod; None: it is none of those that share a table."""
+        return next((replica for replica in self.replicas if replica.pod_uid == uid), None)
+
+
+def signals_of(nodes: JobNodes, before: str) -> Signals:
+    """Return what the pods on all nodes say.
+
+    Args:
+        nodes: of the pool.
+        before: the fingerprint that counted before; empty: none.
+    """
+    replicas: list[Replica] = []
+    silent, unknown = list[str](), dict[str, str]()
+    for node in nodes.values():
+        engines = {engine.pod_uid: engine for engine in reversed(node.engines.found.values())}
+        for pod in node.pods:
+            engine = engines.get(pod.uid)
+            if engine is None:
+                silent.append(pod.name)
+                continue
+            found = _replica(node, pod.name, engine)
+            if isinstance(found, Replica):
+                replicas.append(found)
+            else:
+                unknown[pod.name] = found
+    counts = Counter(replica.fingerprint for replica in replicas)
+    chosen = max(counts, key=lambda each: (counts[each], each == before, each), default="")
+    return Signals(
+        replicas=tuple(sorted((one for one in replicas if one.fingerprint == chosen), key=lambda one: one.pod)),
+        silent=tuple(sorted(silent)),
+        unknown=dict(sorted(unknown.items())),
+        different=tuple(sorted(one.pod for one in replicas if one.fingerprint != chosen)),
+        fingerprint=chosen,
+    )
+
+
+def _replica(node: Node, pod: str, engine: Engine) -> Replica | str:
+    """The replica, or what is missing to know it."""
+    gpus = [node.gpus[uuid] for uuid in engine.gpu_uuids if uuid in node.gpus]
+    if not gpus or len(gpus) < len(engine.gpu_uuids):
+        return "its GPUs are not known"
+    shared = set.intersection(*(set(node.clocks_mhz.get(uuid, ())) for uuid in engine.gpu_uuids))
+    if not shared:
+        return "its GPUs support no clock"
+    try:
+        fingerprint = Fingerprint(
+            model=engine.model,
+            engine=engine.name,
+            engine_version=engine.version,
+            gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}",
+            driver_version=", ".join(sorted({gpu.driver for gpu in gpus})),
+            parallelism=engine.parallelism,
+            flags=engine.flags,
+        )
+    except InvalidProblem as error:
+        return str(error)
+    latencies = [s_from_us(gpu.latency.p50_us) if gpu.latency else UNKNOWN_SWITCH_S for gpu in gpus]
+    return Replica(pod_uid=engine.pod_uid, pod=pod, engine=engine, fingerprint=fingerprint.digest,
+                   clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies))  # fmt: skip

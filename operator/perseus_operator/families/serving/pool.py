@@ -1,0 +1,100 @@
+"""All that is known of one pool: its parts, and the events that concern several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perseus_core.serving import ServingLimits
+from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
+from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
+from perseus_operator.families.serving.features.objective.requests import RequestTimes
+from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
+from perseus_operator.jobs.job import Job
+from perseus_operator.nodes.engines import EngineWindow
+
+
+class ServingPool:
+    """One ServingPool. Parts are changed by their own named methods, and by those below."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.signals = Signals()
+        self.requests = RequestTimes()
+        self.model = Model()
+        self.trials = Trials()
+        self._restored: tuple[str, Mapping[int, Missed]] = "", {}
+        """Of which fingerprint an earlier operator has stored missed clocks, and which."""
+
+    @property
+    def spec(self) -> PoolSpec | None:
+        """Of the pool."""
+        spec = self.job.spec
+        assert spec is None or isinstance(spec, PoolSpec)
+        return spec
+
+    def restored(self, fingerprint: str, missed: Mapping[int, Missed]) -> None:
+        """An earlier operator has stored which clocks of an engine have missed a limit."""
+        self._restored = fingerprint, missed
+
+    def looked(self) -> None:
+        """Take in what has changed on the nodes: which replicas there are, and with which clocks they can run."""
+        before = self.signals.fingerprint
+        self.signals = signals_of(self.job.nodes, before)
+        if self.signals.fingerprint and self.signals.fingerprint != self._known:
+            self.model, self.trials = Model(), Trials()
+            self._known = self.signals.fingerprint
+        self.requests.pods_observed({pod.uid for node in self.job.nodes.values() for pod in node.pods})
+        spec = self.spec
+        limits = spec.limits if spec is not None and spec.sets_clocks else None
+        if limits is not None and spec is not None and self.signals.replicas:
+            self._begin(limits, spec.clocks.minimum_megahertz)
+        self._choose_canary()
+
+    _known = ""
+    """The fingerprint that model and trials are of; they outlive a moment without replicas."""
+    _begun: tuple[tuple[int, ...], ServingLimits] | None = None
+
+    def _begin(self, limits: ServingLimits, minimum_mhz: int) -> None:
+        """Begin to try clocks, anew if there are others, or other limits."""
+        ladder_mhz = self.ladder_mhz(minimum_mhz)
+        wanted = (ladder_mhz, limits)
+        if not ladder_mhz or (self._begun == wanted and self.trials.exploration is not None):
+            return
+        if self.trials.exploration is not None:
+            self.model.limits_changed()
+        fingerprint, missed = self._restored
+        clocks = (*ladder_mhz, self.signals.replicas[0].highest_mhz)
+        limit_s = limits.per_token_s or limits.first_token_s or NO_LIMIT_S
+        self.trials.began(clocks, limit_s, missed if fingerprint == self.signals.fingerprint else {})
+        self._restored, self._begun = ("", {}), wanted
+
+    def ladder_mhz(self, minimum_mhz: int) -> tuple[int, ...]:
+        """The clocks below the highest that replicas may be locked at, ascending; empty: none."""
+        return ladder_of(self.signals.replicas[0].clocks_mhz, minimum_mhz) if self.signals.replicas else ()
+
+    def _choose_canary(self) -> None:
+        replicas = self.signals.replicas
+        if self.signals.of_pod(self.trials.canary) is None:
+            self.trials.canary_chosen(replicas[0].pod_uid if replicas else "")
+
+    def window_reported(self, window: EngineWindow, wall_s: float) -> bool:
+        """An engine did this in about a second; whether it changes what is to be ordered or fitted.
+
+        Args:
+            window: of any pod of the pool.
+            wall_s: the time.
+        """
+        self.requests.window_seen(window.pod_uid, window)
+        replica, spec = self.signals.of_pod(window.pod_uid), self.spec
+        if replica is None or spec is None:
+            return False
+        self.model.window_seen(window, replica.highest_mhz)
+        limits = spec.limits
+        trying = spec.sets_clocks and limits is not None and window.pod_uid == self.trials.canary
+        if not trying or limits is None or not self.trials.under_way(wall_s):
+            return False
+        left = self.trials.window_seen(window, limits, scatter=self.model.scatter, wall_s=wall_s)
+        if left:
+            self.model.fit_requested()
+        return left

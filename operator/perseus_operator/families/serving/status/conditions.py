@@ -1,0 +1,158 @@
+"""The conditions of a ServingPool, in the order in which they depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perseus_core.serving import ServingLimits
+from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
+from perseus_operator.api.job import Mode
+from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.families.serving.decide import ServingDecision, no_limits
+from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, Block
+from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.jobs.conditions import accepted, agents_ready, ready
+from perseus_operator.jobs.job import Job
+from perseus_operator.jobs.waiting import no_clocks
+from perseus_operator.objects.formatting import counted, megahertz, percent
+from perseus_solver.serving import FitResult, Verdict, windows_needed
+
+_NAMED = 3
+
+
+def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> list[Condition]:
+    """Return every condition of a pool, ``Ready`` last.
+
+    Args:
+        pool: whose they are.
+        decision: the latest.
+        lately: what its replicas did.
+    """
+    spec, conditions = pool.spec, [accepted(pool.job, _name_fault(pool.job))]
+    if spec is not None:
+        conditions += [
+            _signals_ready(pool),
+            _profile_ready(pool, spec, decision),
+            _clocks_applied(pool, spec, decision),
+            _objective_kept(spec.limits, lately),
+        ]
+    needed = {ConditionType.ACCEPTED, ConditionType.SIGNALS_READY}
+    if spec is not None and spec.sets_clocks:
+        needed |= {ConditionType.PROFILE_READY, ConditionType.CLOCKS_APPLIED}
+    if any(each.type is ConditionType.OBJECTIVE_KEPT and each.status is False for each in conditions):
+        needed |= {ConditionType.OBJECTIVE_KEPT}
+    summary = "Clocks follow the load." if spec is not None and spec.sets_clocks else "The pool is observed."
+    return [*conditions, ready(conditions, needed, summary)]
+
+
+def _name_fault(job: Job) -> Explanation | None:
+    if not job.name_taken:
+        return None
+    message = f"The PerseusJob {job.ref.name} has this name, and the pods that opted in with it: rename either."
+    return Explanation(Reason.NAME_TAKEN, message)
+
+
+def _signals_ready(pool: ServingPool) -> Condition:
+    kind, agents, signals = ConditionType.SIGNALS_READY, agents_ready(pool.job), pool.signals
+    if agents.status is not True:
+        return Condition(kind, agents.status, agents.reason, agents.message)
+    if signals.unknown:
+        pod, why = next(iter(signals.unknown.items()))
+        message = f"The engines of {counted(len(signals.unknown), 'pod')} are not known; the first is {pod}: {why}."
+        return Condition(kind, False, Reason.ENGINE_UNKNOWN, message)
+    if signals.silent:
+        message = f"No engine of {_named(signals.silent)} says what it does: default clocks."
+        return Condition(kind, False, Reason.NO_SIGNAL, message)
+    if signals.different:
+        message = f"{_named(signals.different)} run another engine, model, flags or GPU: default clocks."
+        return Condition(kind, False, Reason.ENGINES_DIFFER, message)
+    return Condition(kind, True, Reason.SIGNALS_SEEN, f"{counted(len(signals.replicas), 'replica')} report.")
+
+
+def _profile_ready(pool: ServingPool, spec: PoolSpec, decision: ServingDecision) -> Condition:
+    kind, model, result = ConditionType.PROFILE_READY, pool.model, pool.model.result
+    if spec.mode is Mode.RECOMMEND and model.table is None:
+        message = "A profile needs several clocks, and spec.mode is Recommend: no clocks are set."
+        return Condition(kind, False, Reason.PROFILING_NEEDS_ENFORCE, message)
+    if not spec.sets_clocks:
+        waiting = no_limits() if spec.mode.sets_clocks else no_clocks(spec.mode)
+        return Condition(kind, None, waiting.reason, waiting.message)
+    if not pool.signals.replicas:
+        return Condition(kind, False, Reason.WAITING_FOR_SIGNALS, "No engine of the pool says what it does.")
+    if result is None or (decision.trying and result.verdict is Verdict.TOO_FEW):
+        return Condition(kind, False, Reason.PROFILING, _trial(pool))
+    if model.table is not None:
+        message = f"{result.windows:,} windows, which the model explains within {percent(result.residual)}."
+        return Condition(kind, True, Reason.PROFILE_FITTED, message)
+    fault = _no_table(result)
+    return Condition(kind, False, fault.reason, fault.message)
+
+
+def _no_table(result: FitResult) -> Explanation:
+    """Why a fit makes no table."""
+    if result.verdict is Verdict.NOT_EXPLAINED:
+        message = f"No model explains what {result.windows:,} windows show: default clocks."
+        if (worst := result.worst) is not None:
+            at = f"{megahertz(worst.clock_mhz)} with {worst.running:.0f} requests"
+            message += f" At {at} steps are off by {percent(worst.off)}."
+        return Explanation(Reason.MODEL_DOES_NOT_EXPLAIN, message)
+    if result.verdict is Verdict.TOO_FEW:
+        return Explanation(Reason.PROFILING_FAILED, f"Too little was seen: {', '.join(result.missing)}.")
+    lacking = "no energy of the GPUs was measured" if result.watts is None else "no lower clock was measured"
+    return Explanation(Reason.PROFILING_FAILED, f"There is no table of clocks: {lacking}. Default clocks.")
+
+
+def _trial(pool: ServingPool) -> str:
+    """Where the canary is."""
+    replica = pool.signals.of_pod(pool.trials.canary)
+    if replica is None or pool.trials.exploration is None:
+        return "The clocks of the GPUs are not known yet."
+    clock = pool.trials.clock_mhz or replica.highest_mhz
+    needed = windows_needed(pool.model.scatter)
+    return f"{replica.pod} is measured at {megahertz(clock)}: {pool.trials.seen} of {needed} windows."
+
+
+def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision) -> Condition:
+    kind, intent = ConditionType.CLOCKS_APPLIED, decision.intent
+    if intent is not None and intent.waiting is not None:
+        return Condition(kind, False, intent.waiting.reason, intent.waiting.message)
+    if pool.model.table is None:
+        return Condition(kind, False, Reason.WAITING_FOR_PROFILE, "Replicas run at default clocks but for the canary.")
+    if not decision.applied:
+        return Condition(kind, False, Reason.APPLYING, "Not all agents hold the latest orders yet.")
+    if spec.mode is Mode.CANARY:
+        message = "The clock of one replica follows its load; the others run at default clocks."
+        return Condition(kind, True, Reason.CANARY, message)
+    message = f"The clocks of {counted(len(pool.signals.replicas), 'replica')} follow their load."
+    return Condition(kind, True, Reason.TABLE_IN_FORCE, message)
+
+
+def _objective_kept(limits: ServingLimits | None, lately: Block) -> Condition:
+    kind = ConditionType.OBJECTIVE_KEPT
+    if limits is None:
+        waiting = no_limits()
+        return Condition(kind, None, waiting.reason, waiting.message)
+    if lately.requests < LEAST_REQUESTS:
+        message = f"{lately.requests} of {LEAST_REQUESTS} requests were seen."
+        return Condition(kind, None, Reason.NOT_MEASURED, message)
+    shares = zip(("first token", "time per token"), lately.attainment(limits), strict=True)
+    missed = [f"{percent(share)} kept the limit of the {name}" for name, share in shares
+              if share is not None and share < limits.attainment]  # fmt: skip
+    asked = percent(limits.attainment)
+    if not missed:
+        message = f"At least {asked} of {lately.requests:,} requests kept each limit."
+        return Condition(kind, True, Reason.OBJECTIVE_KEPT, message)
+    default = lately.default_us / max(1, lately.time_us)
+    message = (
+        f"Of {lately.requests:,} requests {' and '.join(missed)}; {asked} shall. {percent(default)} of the time was at"
+        " default clocks."
+    )
+    return Condition(kind, False, Reason.OBJECTIVE_MISSED, message)
+
+
+def _named(pods: Sequence[str]) -> str:
+    return f"pod {', '.join(_first(pods))}" + (f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else "")
+
+
+def _first(pods: Iterable[str]) -> list[str]:
+    return list(pods)[:_NAMED]

@@ -1,0 +1,132 @@
+"""The figures of a ServingPool's status, and what a later operator restores from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from perseus_core.serving import ServingLimits
+from perseus_operator.api.schema import parse_stored
+from perseus_operator.api.serving.status import (
+    MOST_REPLICAS,
+    AttainmentStatus,
+    CanaryStatus,
+    EngineStatus,
+    MissedClock,
+    PoolFigures,
+    ProposedLimits,
+    ReplicaStatus,
+)
+from perseus_operator.budgets.draw import share_to_status
+from perseus_operator.families.serving.decide import ServingDecision
+from perseus_operator.families.serving.features.exploration.trials import Missed
+from perseus_operator.families.serving.features.objective.requests import Block, quantile_s, worst_share
+from perseus_operator.families.serving.features.signals.replicas import Replica
+from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.objects.formatting import percent, stamp
+
+_LONGEST_NAME = 256
+_FAR_S = 4_102_444_800.0
+"""The end of this century stands for never."""
+
+
+def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> PoolFigures:
+    """Return the figures.
+
+    Args:
+        pool: whose they are.
+        decision: the latest.
+        lately: what its replicas did.
+    """
+    spec, replicas = pool.spec, pool.signals.replicas
+    limits = spec.limits if spec is not None else None
+    return PoolFigures(
+        replicas=_replicas(pool, limits) if replicas else None,
+        replica_count=len(replicas),
+        attainment=None if limits is None or not lately.requests else _attainment(lately, limits),
+        proposed_limits=_proposed(lately) if limits is None else None,
+        canary=_canary(pool) if decision.trying else None,
+        engine=_engine(pool),
+        power_budget=share_to_status(pool.job.share, pool.job.draw, None),
+    )
+
+
+def _replicas(pool: ServingPool, limits: ServingLimits | None) -> tuple[ReplicaStatus, ...]:
+    """The replicas that keep the limits least, and then by name."""
+    blocks = {replica.pod: (replica, pool.requests.of_pod(replica.pod_uid)) for replica in pool.signals.replicas}
+    shares = {pod: worst_share(block, limits) if limits else None for pod, (_, block) in blocks.items()}
+    ordered = sorted(blocks, key=lambda pod: (1.0 if (share := shares[pod]) is None else share, pod))
+    return tuple(_replica(*blocks[pod], shares[pod]) for pod in ordered[:MOST_REPLICAS])
+
+
+def _replica(replica: Replica, block: Block, share: float | None) -> ReplicaStatus:
+    longest = max(block.held_us, key=lambda reason: (block.held_us[reason], reason), default=None)
+    return ReplicaStatus(
+        pod=replica.pod,
+        clock_megahertz=block.mean_mhz(replica.highest_mhz) if block.time_us else None,
+        limited_by=longest,
+        attainment=None if share is None else percent(share),
+    )
+
+
+def _attainment(lately: Block, limits: ServingLimits) -> AttainmentStatus:
+    first, token = lately.attainment(limits)
+    return AttainmentStatus(
+        requests=lately.requests,
+        time_to_first_token=None if first is None else percent(first),
+        time_per_output_token=None if token is None else percent(token),
+    )
+
+
+def _proposed(lately: Block) -> ProposedLimits | None:
+    first, token = (_duration(quantile_s(times, 0.99)) for times in (lately.first_tokens, lately.tokens))
+    return None if first is None and token is None else ProposedLimits(
+        time_to_first_token=first, time_per_output_token=token
+    )  # fmt: skip
+
+
+def _duration(value_s: float | None) -> str | None:
+    if value_s is None or value_s > 3_600.0:
+        return None
+    tenths = math.ceil(10_000 * value_s)  # upwards: what is proposed was kept
+    return f"{tenths / 10:g}ms" if tenths < 10_000 else f"{math.ceil(100 * value_s) / 100:.6g}s"
+
+
+def _canary(pool: ServingPool) -> CanaryStatus | None:
+    replica, exploration = pool.signals.of_pod(pool.trials.canary), pool.trials.exploration
+    if replica is None or exploration is None:
+        return None
+    return CanaryStatus(pod=replica.pod, clock_megahertz=pool.trials.clock_mhz, why=exploration.attempt.why.value)
+
+
+def _engine(pool: ServingPool) -> EngineStatus | None:
+    if not pool.signals.replicas:
+        return None
+    replica, table = pool.signals.replicas[0], pool.model.table
+    clocks = [mhz for row in table.clocks_mhz for mhz in row if mhz] if table is not None else []
+    missed = tuple(
+        MissedClock(clock_megahertz=one.mhz, misses=one.misses, not_before=stamp(min(one.barred_until_s, _FAR_S)))
+        for one in pool.trials.missed
+    )
+    return EngineStatus(
+        fingerprint=replica.fingerprint,
+        engine=f"{replica.engine.name} {replica.engine.version}"[:_LONGEST_NAME],
+        model=replica.engine.model,
+        windows=pool.model.count,
+        lowest_megahertz=min(clocks, default=None),
+        missed_clocks=missed or None,
+    )
+
+
+def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
+    """Take from a stored status which clocks have missed a limit: they are not tried again before their time."""
+    stored = parse_stored(EngineStatus, status.get("engine"))
+    if stored is None:
+        return
+    found = {}
+    for one in stored.missed_clocks or ():
+        until_s = datetime.fromisoformat(one.not_before).timestamp()
+        found[one.clock_megahertz] = Missed(one.clock_megahertz, one.misses, until_s)
+    pool.restored(stored.fingerprint, found)

@@ -1,0 +1,235 @@
+"""A ServingPool whose replicas are simulated machines, one on each node, with agents that obey: a second is a step.
+
+The family is the operator's own. What a replica does in a second comes from the simulator's machine at the clock that
+its agent holds for it; by a table the clock is that of its load.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from perseus_core import keys
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, place_of
+from perseus_operator.api.conditions import Condition
+from perseus_operator.api.schema import parse_spec
+from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.families.registry import FAMILIES, kinds_of
+from perseus_operator.families.serving.decide import ServingDecision
+from perseus_operator.families.serving.family import ServingFamily
+from perseus_operator.families.serving.work import fit_and_table
+from perseus_operator.jobs import document
+from perseus_operator.jobs.family import Surroundings
+from perseus_operator.jobs.job import Job
+from perseus_operator.nodes.actions import Acquire, Order, next_actions
+from perseus_operator.nodes.engines import Engine, EngineWindow
+from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.node import Node
+from perseus_operator.objects.values import JobRef, Json, Now, Pod
+from perseus_sim.serving.machine import Machine, Step
+
+OBJECTIVE = {"timeToFirstToken": {"limit": "500ms"}, "timePerOutputToken": {"limit": "50ms"}}
+MACHINE = Machine("h100", "llama-3.1-70b", 4)
+ENGINE = Engine("", 1, "vllm", "0.11.0", "llama-3.1-70b", "tp 4", (("max-num-seqs", "256"),))
+_CHUNK_TOKENS = 512
+_CONTEXT = 1_000
+
+
+class EnginePool:
+    """One pool.
+
+    Args:
+        replicas: how many pods there are.
+        machine: of each.
+        running: requests that decode at a replica in a second, by its number and the second.
+        spec: of the pool.
+    """
+
+    def __init__(
+        self,
+        replicas: int = 3,
+        machine: Machine = MACHINE,
+        running: Callable[[int, int], int] = lambda replica, second: 4 << ((second + replica) % 5),
+        **spec: Any,
+    ) -> None:
+        self.machine, self.running = machine, running
+        self.engine = ENGINE
+        self.second = 0
+        self.slower = 1.0
+        """By how much all steps take longer than the machine says."""
+        self.strange = False
+        """Steps do not follow any clock that can be explained."""
+        self.measures_energy = True
+        self.silent: set[str] = set()
+        """Pods without an engine."""
+        self.orders = 0
+        """How many were sent."""
+        self._spec = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_095}, **spec}
+        self._pods = [Pod(f"pod-{n}", "ns", f"r-{n}", f"node-{n}", "pool", {}) for n in range(replicas)]
+        self._changed = Counter[str]()
+        self.start()
+
+    def start(self, status: Json | None = None) -> None:
+        """An operator takes the pool over; agents hold what they held, under names that it does not know."""
+        self.job = Job(JobRef("ns", "pool", "uid", keys.POOL_KIND), generation=1)
+        services: Any = SimpleNamespace(wall_s=self._wall_s, monotonic_s=self._monotonic_s)
+        nobody: Any = None
+        [kind] = kinds_of(FAMILIES, keys.POOL_KIND)
+        family = kind.make(Surroundings(self.job, services, nobody, nobody, nobody))
+        assert isinstance(family, ServingFamily)
+        self.family = family
+        if status is not None:
+            self.family.restored(status)
+        self.family.spec_accepted(parse_spec(PoolSpec, self._spec))
+        self.pods(*self._pods)
+
+    def _wall_s(self) -> float:
+        return self.wall_s
+
+    def _monotonic_s(self) -> float:
+        return float(self.second)
+
+    def edit(self, **spec: Any) -> None:
+        """The spec changes."""
+        self._spec |= spec
+        self.family.spec_accepted(parse_spec(PoolSpec, self._spec))
+
+    def pods(self, *pods: Pod) -> None:
+        """These pods run now."""
+        self._pods = list(pods)
+        self.job.pods_observed(pods, {pod.node: "10.0.0.1:1" for pod in pods})
+        for node in self.nodes:
+            self._describe(node)
+
+    def _describe(self, node: Node) -> None:
+        gpus = tuple(f"GPU-{node.name}-{n}" for n in range(self.machine.parallel))
+        clocks = dict.fromkeys(gpus, self.machine.clocks_mhz)
+        node.gpus_described(clocks, {}, {gpu: Gpu("H100", "570") for gpu in gpus})
+        for pod in node.pods:
+            if pod.uid in self.silent:
+                node.engines.pods_observed(())
+            else:
+                self.family.engine_joined(node, replace(self.engine, pod_uid=pod.uid, gpu_uuids=gpus))
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [self.job.nodes[name] for name in sorted(self.job.nodes)]
+
+    @property
+    def wall_s(self) -> float:
+        return 1.9e9 + self.second
+
+    @property
+    def now(self) -> Now:
+        return Now(float(self.second), self.wall_s)
+
+    def decide(self) -> ServingDecision:
+        return self.family.decide(self.now)
+
+    def conditions(self) -> dict[str, Condition]:
+        return {each.type.value: each for each in self.family.report(self.decide()).conditions}
+
+    def status(self) -> Json:
+        """As it would be stored."""
+        report = self.family.report(self.decide())
+        return document.document(report.conditions, report.figures, {}, generation=1, wall_s=self.wall_s)
+
+    def clock_of(self, pod: str) -> int:
+        """What the agent holds for a pod: ``FOLLOW_TABLE``, a clock, or 0."""
+        node = next(node for node in self.nodes if any(each.uid == pod for each in node.pods))
+        return 0 if node.engines.ordered is None else node.engines.ordered.clocks_mhz.get(pod, 0)
+
+    @property
+    def clocks(self) -> list[int]:
+        return [self.clock_of(pod.uid) for pod in self._pods]
+
+    def run(self, seconds: int, until: Callable[[], bool] = lambda: False) -> int:
+        """Go on for so many seconds, or until something is so; returns how many."""
+        for ran in range(seconds):
+            if until():
+                return ran
+            self.step()
+        return seconds
+
+    def step(self) -> None:
+        """A second: decide, obey, fit, serve."""
+        decision = self.decide()
+        self._obey(decision)
+        for action in decision.actions:
+            self.family.pool.model.fit_started(self.second)
+            self.family.pool.model.fitted(*fit_and_table(action))
+        for number, node in enumerate(self.nodes):
+            for engine in list(node.engines.found.values()):
+                self.family.window_reported(node, self.window(number, node, engine))
+        self.second += 1
+
+    def _obey(self, decision: ServingDecision) -> None:
+        assert decision.intent is not None
+        for _ in range(3):
+            for action, _wake_s in list(next_actions(self.job.nodes, decision.intent, now_s=self.second)):
+                if action is None:
+                    continue
+                node = self.job.nodes[action.node]
+                if isinstance(action, Acquire):
+                    node.lease_acquired(node.pods, plan_id="", following=False, started_s=self.second, ttl_s=1e9)
+                elif isinstance(action, Order):
+                    self.orders += 1
+                    self._changed[node.name] += 1
+                    node.engines.accepted(action.orders, f"id-{self.orders}")
+
+    def window(self, number: int, node: Node, engine: Engine) -> EngineWindow:
+        """What a replica does in this second."""
+        running = self.running(number, self.second)
+        kv_tokens = min(running * _CONTEXT, self.machine.kv_capacity)
+        held = self.clock_of(engine.pod_uid)
+        if held == FOLLOW_TABLE:
+            table = self.family.pool.model.table
+            held = table.clock_mhz(running, kv_tokens / self.machine.kv_capacity) if table else DEFAULT_CLOCKS
+        highest = self.machine.clocks_mhz[-1]
+        costs = self.machine.costs(held or highest)
+        prompts = int(self.second % 3 == 0)
+        steps = [Step(running, kv_tokens, 0, 0.0, 0)]
+        if prompts:
+            steps.append(Step(running, kv_tokens, _CHUNK_TOKENS, _CHUNK_TOKENS**2 / 2, 1))
+        odd = 1.0 + 0.5 * math.sin(running * (held or highest)) if self.strange else 1.0
+        times_s = [self.slower * odd * self.machine.seconds(costs, step) for step in steps]
+        count = max(1, int(0.9 * (1.0 - sum(times_s[1:])) / times_s[0]))
+        joules = count * self.machine.joules(costs, steps[0], times_s[0])
+        joules += sum(
+            self.machine.joules(costs, step, time_s) for step, time_s in zip(steps[1:], times_s[1:], strict=True)
+        )
+        busy_s = count * times_s[0] + sum(times_s[1:])
+        changed, self._changed[node.name] = self._changed[node.name] > 0, 0
+        tokens = place_of(times_s[0] * 1.02)
+        return EngineWindow(
+            pod_uid=engine.pod_uid,
+            pid=engine.pid,
+            time_us=round(1e6 * busy_s),
+            clock_mhz=held,
+            changed=changed,
+            default_us=0 if held else round(1e6 * busy_s),
+            mhz_us=round(1e6 * busy_s * held),
+            running=running,
+            kv_share=kv_tokens / self.machine.kv_capacity,
+            steps=count,
+            steps_us=round(1e6 * count * times_s[0]),
+            prompt_steps=prompts,
+            prompt_steps_us=round(1e6 * sum(times_s[1:])),
+            prompt_tokens=prompts * _CHUNK_TOKENS,
+            generated_tokens=count * running,
+            energy_mj=round(1000 * joules) if self.measures_energy else None,
+            requests=2,
+            first_tokens={place_of(sum(times_s) + times_s[0]): 1} if prompts else {},
+            tokens={tokens: 2},
+            held_us={"Floor" if held else "Ordered": round(1e6 * busy_s)},
+        )
+
+
+def distinct(values: list[int]) -> list[int]:
+    """Values without those that equal the one before."""
+    return [value for value, _ in itertools.groupby(values)]
