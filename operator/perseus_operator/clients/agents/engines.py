@@ -23,6 +23,8 @@ _MOST_GPUS: Final = 64
 """Of one engine on one node."""
 _LONGEST_US: Final = 60_000_000
 """A window is about a second; a step that takes as long as a minute makes a longer one."""
+_WRITTEN_LATE_US: Final = 100_000
+"""An engine times its steps by itself, and a window ends when the last was written: never exactly at its end."""
 _MOST_HELD: Final = 16
 _MOST_COUNT: Final = 10**7
 """Steps, requests or tokens of one window: ten million a second are beyond any engine."""
@@ -152,7 +154,7 @@ def is_valid_window(window: EngineWindow) -> bool:
         and window.running <= MOST_SEQUENCES
         and window.kv_share <= 1.0
         and max(*counts, window.waiting) <= _MOST_COUNT
-        and window.steps_us + window.prompt_steps_us <= time_us
+        and window.steps_us + window.prompt_steps_us <= time_us + time_us // 10 + _WRITTEN_LATE_US
         and (window.energy_mj is None or mean_power_w(window.energy_mj, time_us) <= MAX_POWER_W * _MOST_GPUS)
         and all(map(_are_valid_times, (window.first_tokens, window.tokens)))
         and all(_REASON.fullmatch(reason) and held_us <= time_us for reason, held_us in window.held_us.items())

@@ -19,7 +19,7 @@ _OF_A_CLOCK: Final = 250
 """Windows that are kept of each: the latest. Of sixteen clocks, as many as a fit takes."""
 _MOST_WINDOWS: Final = 4_000
 _FIRST_SCATTER: Final = 0.05
-"""Of a window's steps, before a fit says it."""
+"""Of a window's steps, before a fit explains them."""
 _AGAIN_S: Final = 600.0
 """After a fit, before another is made though no clock was left: replicas may have seen greater loads."""
 _AGAIN_WINDOWS: Final = 120
@@ -77,9 +77,8 @@ class Model:
 
     @property
     def scatter(self) -> float:
-        """Of a window's steps, as a share."""
-        scatter = self.result.scatter if self.result is not None else math.nan
-        return _FIRST_SCATTER if math.isnan(scatter) else scatter
+        """By what share a window's steps differ from what is expected of them: from the model that explains them."""
+        return self.result.residual if self.result is not None and self.explained else _FIRST_SCATTER
 
     @property
     def prompt_tokens(self) -> float:
