@@ -27,7 +27,7 @@ from perseus_proto.hello import Welcome
 
 log = logging.getLogger("perseus_client")
 
-STEP_S: Final = 0.5
+STEP_S: Final = 0.3
 """How long a step may last before the engine is silent: what takes longer computes prompts, for which the clocks are
 the default ones in any case."""
 

@@ -24,6 +24,7 @@ MODULES = (
     "tests.bench.stragglers",
     "tests.bench.steps",
     "tests.bench.serving",
+    "tests.bench.serving_node",
     "tests.bench.control_grid",
     "tests.bench.control_causes",
     "tests.bench.control_measured",

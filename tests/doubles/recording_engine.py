@@ -1,8 +1,9 @@
 """A serving engine for tests of the agent: the real session, steps that sleep, and the load that the test says.
 
 ``python -m tests.doubles.recording_engine '<json>'`` runs it. Each line on its standard input is the load from then on,
-in JSON: the arguments of ``EngineSession.step``; ``{"silent": true}`` ends its steps, ``{"lie": n}`` makes every n-th
-count of its memory go backwards.
+in JSON: the arguments of ``EngineSession.step``; ``{"silent": true}`` ends its steps, ``{"lie": n}`` makes the n-th
+count of its memory go backwards. With ``bursts`` and ``times`` in the first line, in every so many steps prompts begin
+to wait, and a file gets the moment of each, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from perseus_client.engine import EngineSession
 from perseus_proto.engine_hello import EngineHello
 
+BURST = 5
+"""Steps for which prompts wait."""
 IDLE: dict[str, Any] = {"kv_share": 0.0, "waiting": 0, "prefilling": 0, "running": 0}
 
 
@@ -34,6 +37,7 @@ def main() -> None:
     reader = threading.Thread(target=obey, daemon=True)
     reader.start()
     session.wait_connected(180)
+    bursts, step = arguments.get("bursts", 0), 0
     while reader.is_alive():
         time.sleep(arguments["step_s"])
         with lock:
@@ -44,6 +48,12 @@ def main() -> None:
         writer = session._connector.writer
         if lie and writer is not None:
             writer._sums[lie] = 0
+        step += 1
+        if bursts and step % bursts < BURST:
+            now["waiting"] = 1
+            if step % bursts == 0:
+                with open(arguments["times"], "a", encoding="utf-8") as times:
+                    times.write(f"{time.monotonic_ns()}\n")
         session.step(now.pop("kv_share"), step_s=arguments["step_s"], generated_tokens=now["running"], **now)
 
 

@@ -265,14 +265,14 @@ class RecordingNode:
         trainer.stdin.flush()
         return trainer
 
-    def start_engine(self, pod: messages.Pod, *, step_s: float = 0.02) -> RunningEngine:
-        """A serving engine in a pod, which has no requests yet."""
+    def start_engine(self, pod: messages.Pod, *, step_s: float = 0.02, **more: Any) -> RunningEngine:
+        """A serving engine in a pod, which has no requests yet. ``more``: of ``recording_engine``."""
         command = [sys.executable, "-m", "tests.doubles.recording_engine"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY, start_new_session=True)
         self._children.append(process)
         self.kubelet.place([process.pid], pod.uid)
         engine = RunningEngine(process)
-        engine.says(socket=self.socket, step_s=step_s)
+        engine.says(socket=self.socket, step_s=step_s, **more)
         return engine
 
     def start_crowd(self, pod: messages.Pod) -> subprocess.Popen[bytes]:

@@ -173,7 +173,7 @@ class VirtualTurns(CallTurns):
         self._order = CallQueue()
         self.gpus: dict[str, Gpu] = {}
 
-    def ask(self, gpu: str, gain_mhz: int) -> float | None:
+    def ask(self, gpu: str, gain_mhz: int, *, urgent: bool = False) -> float | None:
         before = self._order.holder
         own = self._order.ask(gpu, gain_mhz, us_from_s(self._executor.now_s))
         self._wake_next(before, gpu)

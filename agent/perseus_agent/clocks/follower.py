@@ -40,6 +40,8 @@ class Follower(Protocol):
     """When to ask again without a ring, in microseconds of the machine's clock; 0: not at all."""
     due: bool
     """Whether ``collect_part`` may find something."""
+    sample_s: float
+    """How often the GPU's energy and clock are read at most, where that is less often than for others."""
     urgent: bool
     """Whether what ``look`` returned last goes ahead of other calls of the node's driver."""
 

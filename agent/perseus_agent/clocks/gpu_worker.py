@@ -361,7 +361,9 @@ class GpuWorker:
             readings = None
         except DeviceError:
             readings = None
-        interval_s = limits.sample_interval_s if self.follower is not None else limits.watch_interval_s
+        interval_s = limits.watch_interval_s
+        if self.follower is not None:
+            interval_s = max(limits.sample_interval_s, self.follower.sample_s)
         self._pace.read(began_s, time.monotonic(), interval_s)
         for reading in readings or ():
             self.meter.add(reading)

@@ -69,7 +69,7 @@ class RankFollower(Follower):
         """The furthest iteration that the rank has begun."""
         self.misfit = False
         """The plan's schedule of this stage is not the one that the rank reported in its hello."""
-        self.urgent = False
+        self.sample_s, self.urgent = 0.0, False
         self.due = False
         """Whether a step has begun or ended since the look before: ``collect`` then."""
         self.deviations = 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from perseus_agent.clocks.follower import Finished, Follower
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.serving.instance import EngineInstance
+
+SAMPLE_S: Final = 0.1
+"""How often energy and clock are read: windows are ten times as long, and counters tick about as often."""
 
 
 class EngineFollower(Follower):
@@ -17,7 +21,7 @@ class EngineFollower(Follower):
     def __init__(self, instance: EngineInstance, worker: GpuWorker) -> None:
         self.next_look_us = 0
         self.due = False
-        self.urgent = False
+        self.sample_s, self.urgent = SAMPLE_S, False
         self._instance = instance
         self._worker = worker
 

@@ -26,8 +26,6 @@ from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, Eng
 from perseus_core.units import s_from_us, us_from_ns, us_from_s
 from perseus_proto.engine_channel import NOTHING_YET, EngineReader
 
-SETTLED_US: Final = 10_000
-"""After another choice: when to look whether it is in force."""
 _MOST_CUTS: Final = 8
 """Windows that wait for their energy: the oldest of more goes without it."""
 _UNORDERED: Final = EngineOrders(ServingLimits(None, None))
@@ -77,7 +75,6 @@ class EngineInstance:
         self._believed = True
         self._choice = Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         self._applied_mhz = dict.fromkeys(engine.gpu_uuids, DEFAULT_CLOCKS)
-        self._due_us = 0
 
     def order(self, orders: EngineOrders | None) -> None:
         """Follow other orders from the next look on, which is due; None: there are none, so default clocks."""
@@ -92,7 +89,7 @@ class EngineInstance:
             else:
                 settings = replace(self._settings, attainment=limits.attainment)
                 self._law = EngineLaw(table, settings, self._highest_mhz)
-            self._due_us = 0
+            self.next_us = 0
 
     def look(self, uuid: str, applied_mhz: int, now_us: int) -> Choice:
         """Return the clock to ask for now.
@@ -104,13 +101,11 @@ class EngineInstance:
         """
         with self._lock:
             self._applied_mhz[uuid] = applied_mhz
-            if self._reader.acknowledge() or now_us >= self._due_us:
-                before = self._choice
-                self._choice = self._decide(now_us)
-                self._due_us = now_us + us_from_s(self._settings.period_s)
-                self.next_us = self._due_us if self._choice == before else now_us + SETTLED_US
-            elif now_us >= self.next_us:
-                self.next_us = self._due_us
+            if self._reader.acknowledge() or now_us >= self.next_us:
+                before, self._choice = self._choice, self._decide(now_us)
+                self.next_us = now_us + us_from_s(self._settings.period_s)
+                if self._choice.clock_mhz != before.clock_mhz:  # it is about to be; the next look sees whether it is
+                    self._applied_mhz = dict.fromkeys(self._applied_mhz, self._choice.clock_mhz)
             self._in_force(now_us)
             return self._choice
 
@@ -147,7 +142,7 @@ class EngineInstance:
             return
         self._heard_s, self._believed = now_s, sample.possible
         counts = self._samples.reading.counts
-        if not sample.possible:
+        if not self._believed:
             self._windows.begin_anew(counts, now_us)
             return
         cut = self._windows.read(counts, self._samples.first_tokens, self._samples.tokens, now_us)

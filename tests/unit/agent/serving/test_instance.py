@@ -107,16 +107,25 @@ def test_a_ring_is_looked_at_within_the_period_by_whoever_wakes_first(bench: Ben
     assert bench.look(GPUS[0]) == (DEFAULT_CLOCKS, "Boost")
 
 
-def test_looks_are_due_each_period_and_soon_after_a_change(bench: Bench) -> None:
+def test_a_look_is_due_a_period_after_the_last_decision(bench: Bench) -> None:
     bench.instance.order(FOLLOW)
     bench.period()
-    assert bench.instance.next_us < bench.now_us + 100_000
-    bench.now_us = bench.instance.next_us
-    bench.look()
-    assert bench.now_us < bench.instance.next_us <= bench.now_us + 100_000
-    bench.period()
-    bench.period()
     assert bench.instance.next_us == bench.now_us + 100_000
+    bench.now_us += 1_000
+    bench.step(waiting=1)
+    bench.look()
+    assert bench.instance.next_us == bench.now_us + 100_000
+
+
+def test_a_clock_that_is_not_written_counts_as_one_that_is_not_in_force(bench: Bench) -> None:
+    bench.instance.order(FOLLOW)
+    for _ in range(50):
+        bench.now_us += 100_000
+        bench.step()
+        for gpu in GPUS:
+            bench.instance.look(gpu, DEFAULT_CLOCKS, bench.now_us)
+            bench.instance.measure(gpu, EnergyMeter(), [], bench.now_us)
+    assert [window.default_us for window in bench.published[1:]] == [1_000_000] * (len(bench.published) - 1)
 
 
 def test_an_engine_that_says_nothing_is_silent_after_three_periods_and_a_half(bench: Bench) -> None:
