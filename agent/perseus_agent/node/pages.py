@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_agent.errors import PeerRefused
-from perseus_agent.node.processes import EngineSession, Session
+from perseus_agent.node.processes import ServingSession, Session
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.serving.law import LawSettings
 from perseus_core.serving import PageAddress
@@ -37,7 +37,7 @@ _UNKNOWN: Final = "unknown"
 _NO_READER: Final = "nothing on this node reads metrics pages: see agent.reader of the chart"
 
 
-class PageSession(EngineSession):
+class PageSession(ServingSession):
     """The engine whose page is read."""
 
     # A page is read four times a second and is late by up to two tenths: one that is missed is no silence yet, and the
@@ -125,7 +125,7 @@ class PageLink:
                 packet = connection.recv(link.MAX_PACKET_BYTES + 1)
                 if not packet:
                     return
-                self._heard(link.decode(packet, link.PageFound))
+                self._found(link.decode(packet, link.PageFound))
 
     def _keep(self, connection: socket.socket, wanted: Mapping[str, PageAddress]) -> None:
         for key, page in list(self._pages.items()):
@@ -147,7 +147,7 @@ class PageLink:
         self._faults = {pod_uid: why for pod_uid, why in self._faults.items() if pod_uid in wanted}
         self._node.page_faults = dict(self._faults)
 
-    def _heard(self, found: link.PageFound) -> None:
+    def _found(self, found: link.PageFound) -> None:
         page = self._pages.get(found.key)
         if page is None:
             return  # it was said of a page that is no longer wanted

@@ -102,7 +102,7 @@ class Session(ABC):
         _when_done(self.detached, self.channel.close)
 
 
-class RankSession(Session):
+class TrainingSession(Session):
     """A training process."""
 
     def __init__(self, peer: Peer, hello: Hello, channel: ChannelReader, hang_up: Callable[[], None]) -> None:
@@ -132,11 +132,11 @@ class RankSession(Session):
         return (choose_gpu(allocation, self.hello.gpu_hint, known),)
 
     def replaces(self, other: Session) -> bool:
-        return isinstance(other, RankSession) and other.key == self.key
+        return isinstance(other, TrainingSession) and other.key == self.key
 
     def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
         (worker,), dp = workers, self.hello.dp
-        if not any(isinstance(other, RankSession) and other.hello.dp == dp for other in others):
+        if not any(isinstance(other, TrainingSession) and other.hello.dp == dp for other in others):
             lease.plans.rebase(dp, lease.furthest.pop(dp, None))
         rank = RankProcess(lease.job_uid, self.pod_uid, worker.uuid, self.hello.rank, self.peer.pid)
         self._follower = RankFollower(
@@ -159,7 +159,7 @@ class RankSession(Session):
         return super().stand(lease)
 
 
-class EngineSession(Session):
+class ServingSession(Session):
     """A serving engine."""
 
     law = LawSettings()
@@ -188,7 +188,7 @@ class EngineSession(Session):
 
     def replaces(self, other: Session) -> bool:
         # A container starts its engine again when the one before it has ended.
-        return isinstance(other, EngineSession) and other.by_page and not self.by_page
+        return isinstance(other, ServingSession) and other.by_page and not self.by_page
 
     def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
         uuids = tuple(worker.uuid for worker in workers)
@@ -242,18 +242,18 @@ class Sessions:
         """Those that drive GPUs for a job."""
         return [one for one in self._all if one.seats and one.job_uid == job_uid]
 
-    def ranks(self, job_uid: str | None = None) -> list[RankSession]:
+    def ranks(self, job_uid: str | None = None) -> list[TrainingSession]:
         """Those of ranks; with a job, those that are ranks of it."""
         found = self._all if job_uid is None else self.bound(job_uid)
-        return [one for one in found if isinstance(one, RankSession)]
+        return [one for one in found if isinstance(one, TrainingSession)]
 
-    def engines(self) -> list[EngineSession]:
+    def engines(self) -> list[ServingSession]:
         """Those of engines."""
-        return [one for one in self._all if isinstance(one, EngineSession)]
+        return [one for one in self._all if isinstance(one, ServingSession)]
 
     def speaking(self) -> set[str]:
         """The UIDs of pods with a process that says by itself what it does."""
-        return {one.pod_uid for one in self._all if not (isinstance(one, EngineSession) and one.by_page)}
+        return {one.pod_uid for one in self._all if not (isinstance(one, ServingSession) and one.by_page)}
 
     def furthest(self, job_uid: str) -> dict[int, int]:
         """By data-parallel rank: the furthest iteration begun by ranks of a job."""

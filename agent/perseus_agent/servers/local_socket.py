@@ -24,7 +24,7 @@ from typing import Final
 from perseus_agent.errors import PeerRefused, SettingsError
 from perseus_agent.node.budgets import Budgets, ConnectionUse, OverBudget, Refusals
 from perseus_agent.node.node import Node
-from perseus_agent.node.processes import EngineSession, RankSession, Session
+from perseus_agent.node.processes import ServingSession, Session, TrainingSession
 from perseus_agent.pods.identity import Peer, identify_peer, peer_pid
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.channel import ChannelReader
@@ -264,8 +264,8 @@ class LocalServer:
 
 def _session(peer: Peer, hello: Hello | EngineHello, hang_up: Callable[[], None]) -> Session:
     if isinstance(hello, EngineHello):
-        return EngineSession(peer, hello, EngineReader.create(), hang_up)
-    return RankSession(peer, hello, ChannelReader.create(len(hello.schedule)), hang_up)
+        return ServingSession(peer, hello, EngineReader.create(), hang_up)
+    return TrainingSession(peer, hello, ChannelReader.create(len(hello.schedule)), hang_up)
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -71,7 +71,7 @@ class EngineInstance:
         self._clock_mhz = DEFAULT_CLOCKS
         self._law: EngineLaw | None = None
         self._settings = settings or LawSettings()
-        self._heard_s = -math.inf
+        self._sampled_s = -math.inf
         self._believed = True
         self._choice = Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         self._applied_mhz = dict.fromkeys(engine.gpu_uuids, DEFAULT_CLOCKS)
@@ -125,22 +125,22 @@ class EngineInstance:
 
     def _decide(self, now_us: int) -> Choice:
         now_s, sample = s_from_us(now_us), self._samples.take(self._orders.limits)
-        self._hear(now_s, now_us, sample)
+        self._note(now_s, now_us, sample)
         if self._clock_mhz == FOLLOW_TABLE and self._law is not None:
             return self._law.decide(now_s, [] if sample is None else [sample])
         if self._clock_mhz == DEFAULT_CLOCKS:
             return Choice(DEFAULT_CLOCKS, Reason.ORDERED)
-        if now_s - self._heard_s > self._settings.silence_s:
+        if now_s - self._sampled_s > self._settings.silence_s:
             return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
         if not self._believed:
             return Choice(DEFAULT_CLOCKS, Reason.IMPOSSIBLE_SAMPLE)
         return Choice(self._clock_mhz, Reason.ORDERED)
 
-    def _hear(self, now_s: float, now_us: int, sample: EngineSample | None) -> None:
+    def _note(self, now_s: float, now_us: int, sample: EngineSample | None) -> None:
         """Take in what the engine said."""
         if sample is None:
             return
-        self._heard_s, self._believed = now_s, sample.possible
+        self._sampled_s, self._believed = now_s, sample.possible
         counts = self._samples.reading.counts
         if not self._believed:
             self._windows.begin_anew(counts, now_us)

@@ -20,7 +20,7 @@ from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, NoLease, PeerRefused, StaleEpoch, TooMuch
 from perseus_agent.node.leases import MAX_FURTHEST, LeaseRequest, PodName
 from perseus_agent.node.node import Node
-from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, RankSession
+from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, TrainingSession
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_core.leases import RestingClock
@@ -41,7 +41,7 @@ class Rank:
         self.writer = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), 2)
         peer = Peer(os.getpid(), 0, 0, PodProcess(pod, container), None)
         hello = Hello(dp, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
-        self.session = RankSession(peer, hello, self.channel, self.hang_up)
+        self.session = TrainingSession(peer, hello, self.channel, self.hang_up)
 
     def hang_up(self) -> None:
         self.hung_up = True
