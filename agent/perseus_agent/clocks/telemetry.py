@@ -93,7 +93,7 @@ class IterationSummary:
 
 
 @dataclass(frozen=True)
-class EngineProcess:
+class ServingEngine:
     """One serving engine. Pod and GPUs come from the kernel and the kubelet, all else from the engine."""
 
     job_uid: str
@@ -107,7 +107,7 @@ class EngineProcess:
 class EngineChange:
     """An engine joined or left."""
 
-    engine: EngineProcess
+    engine: ServingEngine
     joined: bool
 
 
@@ -116,10 +116,10 @@ Times = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class EngineWindow:
+class EngineSummary:
     """What one engine did in about a second; see the message of the same name."""
 
-    engine: EngineProcess
+    engine: ServingEngine
     number: int
     time_us: int
     clock_mhz: int
@@ -149,7 +149,7 @@ class EngineWindow:
         return 2 * (len(self.first_tokens) + len(self.tokens))
 
 
-Event = RankChange | IterationSummary | GpuNotice | EngineChange | EngineWindow
+Event = RankChange | IterationSummary | GpuNotice | EngineChange | EngineSummary
 
 
 class Watcher:
@@ -208,7 +208,7 @@ class Watcher:
 
 
 def _numbers(event: Event) -> int:
-    return event.numbers if isinstance(event, IterationSummary | EngineWindow) else 0
+    return event.numbers if isinstance(event, IterationSummary | EngineSummary) else 0
 
 
 class TelemetryHub:

@@ -18,7 +18,7 @@ from typing import Final
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.telemetry import EngineProcess, RankProcess, TelemetryHub, Watcher
+from perseus_agent.clocks.telemetry import RankProcess, ServingEngine, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
@@ -223,7 +223,7 @@ class Node:
         with self._lock:
             return [(session.rank, session.iteration or 0) for session in self._sessions.ranks()]
 
-    def engines(self) -> list[EngineProcess]:
+    def engines(self) -> list[ServingEngine]:
         """Every engine that has sent a hello; one that drives no GPU has no job and no GPUs."""
         with self._lock:
             return [session.engine for session in self._sessions.engines()]

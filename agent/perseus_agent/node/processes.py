@@ -16,7 +16,7 @@ from typing import Final
 from perseus_agent.clocks.follower import Follower
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.rank_follower import RankFollower
-from perseus_agent.clocks.telemetry import EngineChange, EngineProcess, Event, RankChange, RankProcess
+from perseus_agent.clocks.telemetry import EngineChange, Event, RankChange, RankProcess, ServingEngine
 from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import JobLease, PodName
 from perseus_agent.pods.identity import Peer, PodProcess
@@ -173,11 +173,11 @@ class ServingSession(Session):
         self._instance: EngineInstance | None = None
 
     @property
-    def engine(self) -> EngineProcess:
+    def engine(self) -> ServingEngine:
         """As it is reported; one that drives no GPU has no job and no GPUs."""
         if self._instance is not None:
             return self._instance.engine
-        return EngineProcess("", self.pod_uid, self.peer.pid, self.hello, ())
+        return ServingEngine("", self.pod_uid, self.peer.pid, self.hello, ())
 
     def choose(self, allocation: Allocation | None, known: Container[str]) -> tuple[str, ...]:
         if allocation is not None:
@@ -192,7 +192,7 @@ class ServingSession(Session):
 
     def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
         uuids = tuple(worker.uuid for worker in workers)
-        engine = EngineProcess(lease.job_uid, self.pod_uid, self.peer.pid, self.hello, uuids)
+        engine = ServingEngine(lease.job_uid, self.pod_uid, self.peer.pid, self.hello, uuids)
         highest_mhz = max(max(worker.device.identity.supported_clocks_mhz, default=0) for worker in workers)
         self._instance = EngineInstance(engine, self.channel, highest_mhz, publish, settings=self.law)
         self._instance.order(lease.orders)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from perseus_agent.clocks.telemetry import EngineProcess, EngineWindow, Times
+from perseus_agent.clocks.telemetry import EngineSummary, ServingEngine, Times
 from perseus_agent.errors import InvalidRequest
 from perseus_agent.node.leases import MAX_PODS
 from perseus_core.serving import FOLLOW_TABLE, MOST_EDGES, ClockTable, EngineOrders, PageAddress, ServingLimits
@@ -91,7 +91,7 @@ def _named(part: str) -> Iterator[None]:
         raise InvalidRequest(f"{part}.{error}") from None
 
 
-def engine_message(engine: EngineProcess) -> messages.Engine:
+def engine_message(engine: ServingEngine) -> messages.Engine:
     """An engine, as it is reported."""
     hello = engine.hello
     return messages.Engine(
@@ -106,7 +106,7 @@ def engine_message(engine: EngineProcess) -> messages.Engine:
     )
 
 
-def window_message(window: EngineWindow) -> messages.EngineWindow:
+def window_message(window: EngineSummary) -> messages.EngineWindow:
     """What an engine did, as it is reported."""
     return messages.EngineWindow(
         pod_uid=window.engine.pod_uid,

@@ -8,7 +8,7 @@ from typing import Any
 from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.clocks.telemetry import (
     EngineChange,
-    EngineWindow,
+    EngineSummary,
     Event,
     IterationSummary,
     RankChange,
@@ -49,7 +49,7 @@ def event_message(event: Event) -> messages.TelemetryEvent:
             fields: dict[str, Any] = {f"rank_{_way(joined)}": rank_message(rank, iteration)}
         case EngineChange(engine, joined):
             fields = {f"engine_{_way(joined)}": engine_message(engine)}
-        case EngineWindow():
+        case EngineSummary():
             fields = {"window": window_message(event)}
         case IterationSummary():
             fields = {"iteration": _iteration(event)}

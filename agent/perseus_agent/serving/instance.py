@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from perseus_agent.clocks.reckoning import ClockReading
-from perseus_agent.clocks.telemetry import EngineProcess, Event
+from perseus_agent.clocks.telemetry import Event, ServingEngine
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.serving.law import Choice, EngineLaw, LawSettings, Reason
 from perseus_agent.serving.samples import Samples
@@ -36,7 +36,7 @@ class EngineInstance:
 
     def __init__(
         self,
-        engine: EngineProcess,
+        engine: ServingEngine,
         reader: EngineReader,
         highest_mhz: int,
         publish: Callable[[str, Event], None],

@@ -13,7 +13,7 @@ from statistics import median_low
 from typing import Final
 
 from perseus_agent.clocks.reckoning import ClockReading
-from perseus_agent.clocks.telemetry import EngineProcess, EngineWindow
+from perseus_agent.clocks.telemetry import EngineSummary, ServingEngine
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.serving.law import Reason
 from perseus_agent.serving.samples import Counted
@@ -45,7 +45,7 @@ class _Open:
 class Cut:
     """A window that waits for what its GPUs have measured."""
 
-    window: EngineWindow
+    window: EngineSummary
     begin_us: int
     end_us: int
     energies_mj: dict[str, float | None] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Cut:
 class Windows:
     """The windows of one engine."""
 
-    def __init__(self, engine: EngineProcess, counts: EngineCounts, now_us: int) -> None:
+    def __init__(self, engine: ServingEngine, counts: EngineCounts, now_us: int) -> None:
         """``counts``: what its memory holds now, from which the first window begins."""
         self._engine = engine
         self._number = 0
@@ -110,12 +110,12 @@ class Windows:
         window.mhz_us += self._clock_mhz * passed_us
         window.held_us[self._reason] += passed_us
 
-    def _window(self, window: _Open, counts: EngineCounts, end_us: int) -> EngineWindow:
+    def _window(self, window: _Open, counts: EngineCounts, end_us: int) -> EngineSummary:
         before, after = self._counts, counts
         steps, prompt_steps = after.steps - before.steps, after.prompt_steps - before.prompt_steps
         running = (after.running_sum - before.running_sum) * 1000 // max(1, steps + prompt_steps)
         kv_share_ppm = (after.kv_share_ppm_sum - before.kv_share_ppm_sum) // max(1, steps + prompt_steps)
-        return EngineWindow(
+        return EngineSummary(
             engine=self._engine,
             number=self._number,
             time_us=end_us - window.begin_us,

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_agent.clocks.reckoning import ClockReading
-from perseus_agent.clocks.telemetry import EngineProcess, EngineWindow, Event
+from perseus_agent.clocks.telemetry import EngineSummary, Event, ServingEngine
 from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
+from perseus_agent.servers.event_messages import event_message
 from perseus_agent.serving.instance import EngineInstance
 from perseus_agent.serving.law import Reason
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, ClockTable, EngineOrders, ServingLimits, place_of
@@ -23,7 +24,7 @@ from perseus_proto.engine_channel import ENGINE_MEMORY_BYTES, EngineReader, Engi
 from perseus_proto.engine_hello import EngineHello
 
 GPUS = ("GPU-a", "GPU-b")
-ENGINE = EngineProcess("job", "pod", 1, EngineHello("vllm", "1", "llama", "tp 2"), GPUS)
+ENGINE = ServingEngine("job", "pod", 1, EngineHello("vllm", "1", "llama", "tp 2"), GPUS)
 TABLE = ClockTable((16, 64), (1.0,), ((900,), (1200,)), (900, 1050, 1200))
 LIMITS = ServingLimits(1.0, 0.05)
 FOLLOW = EngineOrders(LIMITS, TABLE, {"pod": FOLLOW_TABLE})
@@ -36,7 +37,7 @@ class Bench:
         self.now_us = 10_000_000
         self.reader = EngineReader.create()
         self.writer = EngineWriter(os.dup(self.reader.memory_fd), os.dup(self.reader.event_fd))
-        self.published: list[EngineWindow] = []
+        self.published: list[EngineSummary] = []
         self.instance = EngineInstance(ENGINE, self.reader, 1980, self.publish, self.now_us)
         self.applied = dict.fromkeys(GPUS, DEFAULT_CLOCKS)
         if monkeypatch is not None:
@@ -44,7 +45,7 @@ class Bench:
 
     def publish(self, job_uid: str, event: Event) -> None:
         assert job_uid == "job"
-        assert isinstance(event, EngineWindow)
+        assert isinstance(event, EngineSummary)
         self.published.append(event)
 
     def step(self, running: int = 8, waiting: int = 0, **named: Any) -> None:
@@ -296,4 +297,10 @@ def test_whatever_the_memory_holds_nothing_raises_and_no_clock_is_asked_that_is_
             assert Reason(reason) is not None
             for gpu in GPUS:
                 bench.instance.measure(gpu, EnergyMeter(), [], bench.now_us)
+    for _ in range(45):  # until no window waits for its energy any more
+        bench.pause(1)
+        for gpu in GPUS:
+            bench.instance.measure(gpu, EnergyMeter(), [], bench.now_us)
+    for window in bench.published:
+        assert event_message(window).window.number == window.number
     bench.reader.close()
