@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import PodName
-from perseus_agent.node.processes import choose_gpu, own_part
+from perseus_agent.node.processes import ServingSession, choose_gpu, own_part
 from perseus_agent.pods.gpu_names import Undrivable
-from perseus_agent.pods.identity import PodProcess
+from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_proto.engine_channel import EngineReader
+from perseus_proto.engine_hello import EngineHello
 from perseus_proto.hello import Reason
 
 KNOWN = {"GPU-a", "GPU-b", "GPU-c"}
@@ -69,3 +73,33 @@ def test_of_a_pod_with_several_containers_only_the_holder_drives_a_gpu() -> None
 )
 def test_where_containers_cannot_be_distinguished_the_pod_decides(process: PodProcess, pod: PodName) -> None:
     assert own_part(BOTH, process, pod) == BOTH
+
+
+@pytest.fixture
+def engine() -> Iterator[ServingSession]:
+    channel = EngineReader.create()
+    peer = Peer(1, 0, 0, PodProcess("uid", None), None)
+    yield ServingSession(peer, EngineHello("vllm", "1", "model", ""), channel, lambda: None)
+    channel.close()
+
+
+def test_an_engine_drives_all_gpus_of_its_container(engine: ServingSession) -> None:
+    assert engine.choose(holding("GPU-a", "GPU-b"), KNOWN) == ("GPU-a", "GPU-b")
+
+
+@pytest.mark.parametrize(
+    ("allocation", "reason", "named"),
+    [
+        (None, Reason.NO_GPU, "no devices"),
+        (holding(), Reason.NO_GPU, "holds no GPU"),
+        (holding("GPU-a", "GPU-z"), Reason.NO_GPU, "GPU-z"),
+        (holding("GPU-a", MIG_1=Undrivable.MIG), Reason.GPU_SHARED, "MIG-1"),
+        (holding("GPU-a", GPU_b=Undrivable.SHARED), Reason.GPU_SHARED, "GPU-b"),
+    ],
+)
+def test_an_engine_drives_none_if_it_may_not_drive_one(
+    engine: ServingSession, allocation: Allocation | None, reason: Reason, named: str
+) -> None:
+    with pytest.raises(PeerRefused, match=named) as refusal:
+        engine.choose(allocation, KNOWN)
+    assert refusal.value.reason is reason
