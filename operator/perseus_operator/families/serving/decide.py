@@ -7,7 +7,6 @@ from typing import Final
 
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.model.state import FitWork
 from perseus_operator.families.serving.pool import ServingPool
@@ -45,7 +44,7 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         intent = Intent(None, {}, drive=False, waiting=waiting)
         return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
     trying = pool.trials.under_way(now.wall_s)
-    orders = EngineOrders(limits, pool.model.table, _clocks(pool, spec, trying=trying))
+    orders = EngineOrders(limits, pool.model.table, _clocks(pool, now, trying=trying))
     applied = holds_orders(pool.job.nodes, orders)
     return ServingDecision(
         intent=Intent(None, {}, drive=True, waiting=None, orders=orders),
@@ -56,15 +55,15 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     )
 
 
-def _clocks(pool: ServingPool, spec: PoolSpec, *, trying: bool) -> dict[str, int]:
+def _clocks(pool: ServingPool, now: Now, *, trying: bool) -> dict[str, int]:
     """The clock of each replica, by the UID of its pod; those that are not named run at default clocks."""
-    canary, table = pool.trials.canary, pool.model.table
+    canary, back = pool.trials.canary, pool.switched_back(now.wall_s)
     clocks_mhz: dict[str, int] = {}
     for replica in pool.signals.replicas:
         uid = replica.pod_uid
         if uid == canary and trying:
             clocks_mhz[uid] = pool.trials.clock_mhz
-        elif table is not None and (spec.mode is Mode.ENFORCE or uid == canary):
+        elif pool.model.table is not None and pool.follows(uid) and uid != back:
             clocks_mhz[uid] = FOLLOW_TABLE
     return {uid: mhz for uid, mhz in clocks_mhz.items() if mhz != DEFAULT_CLOCKS}
 

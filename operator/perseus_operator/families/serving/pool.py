@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perseus_core.serving import ServingLimits
+from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.families.serving.features.comparison.switchback import Switchback, block_at, switched_back
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
@@ -23,6 +25,7 @@ class ServingPool:
         self.requests = RequestTimes()
         self.model = Model()
         self.trials = Trials()
+        self.switchback = Switchback()
         self._restored: tuple[str, Mapping[int, Missed]] = "", {}
         """Of which fingerprint an earlier operator has stored missed clocks, and which."""
 
@@ -42,9 +45,11 @@ class ServingPool:
         before = self.signals.fingerprint
         self.signals = signals_of(self.job.nodes, before)
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
-            self.model, self.trials = Model(), Trials()
+            self.model, self.trials, self.switchback = Model(), Trials(), Switchback()
             self._known = self.signals.fingerprint
-        self.requests.pods_observed({pod.uid for node in self.job.nodes.values() for pod in node.pods})
+        uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
+        self.requests.pods_observed(uids)
+        self.switchback.pods_observed(uids)
         spec = self.spec
         limits = spec.limits if spec is not None and spec.sets_clocks else None
         if limits is not None and spec is not None and self.signals.replicas:
@@ -90,11 +95,31 @@ class ServingPool:
         if replica is None or spec is None:
             return False
         self.model.window_seen(window, replica.highest_mhz)
-        limits = spec.limits
-        trying = spec.sets_clocks and limits is not None and window.pod_uid == self.trials.canary
-        if not trying or limits is None or not self.trials.under_way(wall_s):
+        limits = spec.limits if spec.sets_clocks else None
+        if limits is None:
             return False
+        if window.pod_uid != self.trials.canary or not self.trials.under_way(wall_s):
+            self._compare(window, wall_s)
+            return False
+        self.switchback.interrupted(window.pod_uid)
         left = self.trials.window_seen(window, limits, scatter=self.model.scatter, wall_s=wall_s)
         if left:
             self.model.fit_requested()
         return left
+
+    def _compare(self, window: EngineWindow, wall_s: float) -> None:
+        if self.model.table is None or not self.follows(window.pod_uid):
+            self.switchback.interrupted(window.pod_uid)
+        else:
+            default = self.switched_back(wall_s) == window.pod_uid
+            self.switchback.window_seen(window, default=default, wall_s=wall_s)
+
+    def follows(self, pod_uid: str) -> bool:
+        """Whether the mode lets a replica follow a table."""
+        spec = self.spec
+        return spec is not None and spec.sets_clocks and (spec.mode is Mode.ENFORCE or pod_uid == self.trials.canary)
+
+    def switched_back(self, wall_s: float) -> str:
+        """UID of the replica's pod that is to run at default clocks now, for comparison; empty: none."""
+        uids = [one.pod_uid for one in self.signals.replicas if self.follows(one.pod_uid)]
+        return switched_back(self.job.ref.uid, block_at(wall_s), uids)

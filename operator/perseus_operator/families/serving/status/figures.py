@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from perseus_core.serving import ServingLimits
+from perseus_core.units import mj_from_j
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
@@ -16,6 +17,7 @@ from perseus_operator.api.serving.status import (
     EngineStatus,
     MissedClock,
     PoolFigures,
+    PoolSavings,
     ProposedLimits,
     ReplicaStatus,
 )
@@ -49,6 +51,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         proposed_limits=_proposed(lately) if limits is None else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
+        savings=_savings(pool),
         power_budget=share_to_status(pool.job.share, pool.job.draw, None),
     )
 
@@ -99,6 +102,19 @@ def _canary(pool: ServingPool) -> CanaryStatus | None:
     if replica is None or exploration is None:
         return None
     return CanaryStatus(pod=replica.pod, clock_megahertz=pool.trials.clock_mhz, why=exploration.attempt.why.value)
+
+
+def _savings(pool: ServingPool) -> PoolSavings | None:
+    saved = pool.switchback.saved
+    if saved is None:
+        return None
+    return PoolSavings(
+        energy=percent(saved.share),
+        low=percent(saved.low),
+        high=percent(saved.high),
+        blocks=saved.comparisons,
+        millijoules_per_token=mj_from_j(saved.law_j),
+    )
 
 
 def _engine(pool: ServingPool) -> EngineStatus | None:

@@ -107,8 +107,8 @@ class Trials:
         if before is None or window.changed or window.clock_mhz != self.clock_mhz:
             self._settling = _SETTLES
             return False
-        if self._settling:
-            self._settling -= 1
+        if self._settling or not window.steps + window.prompt_steps:
+            self._settling = max(0, self._settling - 1)
             return False
         self.seen += 1
         self._first.update(window.first_tokens)

@@ -1,0 +1,1 @@
+"""What the law saves, by switching single replicas back to default clocks at random."""
