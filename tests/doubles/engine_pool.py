@@ -184,50 +184,70 @@ class EnginePool:
 
     def window(self, number: int, node: Node, engine: Engine) -> EngineWindow:
         """What a replica does in this second."""
+        table = self.family.pool.model.table
+        changed, self._changed[node.name] = self._changed[node.name] > 0, 0
         running = self.running(number, self.second)
-        kv_tokens = min(running * _CONTEXT, self.machine.kv_capacity)
         held = self.clock_of(engine.pod_uid)
         if held == FOLLOW_TABLE:
-            table = self.family.pool.model.table
-            held = table.clock_mhz(running, kv_tokens / self.machine.kv_capacity) if table else DEFAULT_CLOCKS
-        highest = self.machine.clocks_mhz[-1]
-        costs = self.machine.costs(held or highest)
-        prompts = int(self.second % 3 == 0)
-        steps = [Step(running, kv_tokens, 0, 0.0, 0)]
-        if prompts:
-            steps.append(Step(running, kv_tokens, _CHUNK_TOKENS, _CHUNK_TOKENS**2 / 2, 1))
-        odd = 1.0 + 0.5 * math.sin(running * (held or highest)) if self.strange else 1.0
-        times_s = [self.slower * odd * self.machine.seconds(costs, step) for step in steps]
-        count = max(1, int(0.9 * (1.0 - sum(times_s[1:])) / times_s[0]))
-        joules = count * self.machine.joules(costs, steps[0], times_s[0])
-        joules += sum(
-            self.machine.joules(costs, step, time_s) for step, time_s in zip(steps[1:], times_s[1:], strict=True)
-        )
-        busy_s = count * times_s[0] + sum(times_s[1:])
-        changed, self._changed[node.name] = self._changed[node.name] > 0, 0
-        tokens = place_of(times_s[0] * 1.02)
-        return EngineWindow(
-            pod_uid=engine.pod_uid,
-            pid=engine.pid,
-            time_us=round(1e6 * busy_s),
-            clock_mhz=held,
-            changed=changed,
-            default_us=0 if held else round(1e6 * busy_s),
-            mhz_us=round(1e6 * busy_s * held),
-            running=running,
-            kv_share=kv_tokens / self.machine.kv_capacity,
-            steps=count,
-            steps_us=round(1e6 * count * times_s[0]),
-            prompt_steps=prompts,
-            prompt_steps_us=round(1e6 * sum(times_s[1:])),
-            prompt_tokens=prompts * _CHUNK_TOKENS,
-            generated_tokens=count * running,
-            energy_mj=round(1000 * joules) if self.measures_energy else None,
-            requests=2,
-            first_tokens={place_of(sum(times_s) + times_s[0]): 1} if prompts else {},
-            tokens={tokens: 2},
-            held_us={"Floor" if held else "Ordered": round(1e6 * busy_s)},
-        )
+            held = DEFAULT_CLOCKS if table is None else table.clock_mhz(running, kv_share(self.machine, running))
+        odd = 1.0 + 0.5 * math.sin(running * (held or self.machine.clocks_mhz[-1])) if self.strange else 1.0
+        prompt = self.second % 3 == 0
+        seen = window_of(self.machine, engine.pod_uid, running, held, prompt=prompt, slower=self.slower * odd)
+        return replace(seen, changed=changed, energy_mj=seen.energy_mj if self.measures_energy else None)
+
+
+def kv_share(machine: Machine, running: int) -> float:
+    """Of the memory for keys and values, how much so many requests use."""
+    return min(1.0, running * _CONTEXT / machine.kv_capacity)
+
+
+def window_of(
+    machine: Machine, pod_uid: str, running: int, held_mhz: int, *, prompt: bool, slower: float = 1.0
+) -> EngineWindow:
+    """About a second of a machine.
+
+    Args:
+        machine: the replica's.
+        pod_uid: of its pod.
+        running: requests that decode.
+        held_mhz: its clock; 0: the default clocks.
+        prompt: whether a prompt is computed, too.
+        slower: by how much all steps take longer than the machine says.
+    """
+    kv_tokens = round(kv_share(machine, running) * machine.kv_capacity)
+    costs = machine.costs(held_mhz or machine.clocks_mhz[-1])
+    plain = Step(running, kv_tokens, 0, 0.0, 0)
+    step_s, prompt_s = slower * machine.seconds(costs, plain), 0.0
+    joules = machine.joules(costs, plain, step_s)
+    if prompt:
+        mixed = Step(running, kv_tokens, _CHUNK_TOKENS, _CHUNK_TOKENS**2 / 2, 1)
+        prompt_s = slower * machine.seconds(costs, mixed)
+    count = max(1, int(0.9 * (1.0 - prompt_s) / step_s))
+    joules *= count
+    if prompt:
+        joules += machine.joules(costs, mixed, prompt_s)
+    busy_us = math.ceil(1e6 * (count * step_s + prompt_s)) + 1
+    return EngineWindow(
+        pod_uid=pod_uid,
+        pid=1,
+        time_us=busy_us,
+        clock_mhz=held_mhz,
+        default_us=0 if held_mhz else busy_us,
+        mhz_us=busy_us * held_mhz,
+        running=running,
+        kv_share=kv_tokens / machine.kv_capacity,
+        steps=count,
+        steps_us=round(1e6 * count * step_s),
+        prompt_steps=int(prompt),
+        prompt_steps_us=round(1e6 * prompt_s),
+        prompt_tokens=_CHUNK_TOKENS if prompt else 0,
+        generated_tokens=count * running,
+        energy_mj=round(1000 * joules),
+        requests=2,
+        first_tokens={place_of(prompt_s + step_s): 1} if prompt else {},
+        tokens={place_of(step_s * 1.02): 2},
+        held_us={"Floor" if held_mhz else "Ordered": busy_us},
+    )
 
 
 def distinct(values: list[int]) -> list[int]:

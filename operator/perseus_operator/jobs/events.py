@@ -17,6 +17,9 @@ WARNINGS: Final = frozenset(
     {
         Reason.SPEC_INVALID,
         Reason.ANNOTATION_INVALID,
+        Reason.NAME_TAKEN,
+        Reason.ENGINE_UNKNOWN,
+        Reason.OBJECTIVE_MISSED,
         Reason.CONFIG_MAP_NOT_FOUND,
         Reason.PROFILE_NOT_FOUND,
         Reason.KEY_NOT_FOUND,
@@ -56,6 +59,8 @@ _UNEVENTFUL: Final = frozenset(
         Reason.STRAGGLERS_IGNORED,
         Reason.NO_BOUND,
         Reason.WAITING_FOR_FRONTIER,
+        Reason.WAITING_FOR_SIGNALS,
+        Reason.WAITING_FOR_PROFILE,
         Reason.RUNNING,
         Reason.NOT_SUSPENDED,
         Reason.NOT_FINISHED,

@@ -103,7 +103,7 @@ def test_a_pool_says_what_it_saves() -> None:
     back = 0
     while pool.family.pool.switchback.saved is None and pool.second < 40_000:
         pool.step()
-        pool.second += 12  # a window now and then is enough
+        pool.second += 19  # a window now and then is enough
         back += pool.clocks == [0]
     assert 0 < back < pool.second
     saved = pool.status()["savings"]

@@ -1,6 +1,6 @@
 """A pool of replicas that serve: the clock of each follows its load, by a table that one of them is measured for.
 
-agents' windows ──► ServingPool: signals, exploration, model, objective ──► decide ──► Intent (orders), Fit
-                                  ▲                                                    │
-                                  └──────────────── work: fit, in a thread ◄───────────┘
+windows ──► ServingPool: signals, model, trials, ... ──► decide ──► orders for agents, a fit
+                 ▲                                                          │
+                 └──────────────── work: the fit, in a thread ◄─────────────┘
 """

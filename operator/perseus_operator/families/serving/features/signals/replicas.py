@@ -84,8 +84,8 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
         engines = {engine.pod_uid: engine for engine in reversed(node.engines.found.values())}
         for pod in node.pods:
             engine = engines.get(pod.uid)
-            if engine is None:
-                silent.append(pod.name)
+            if engine is None or any(uuid not in node.gpus for uuid in engine.gpu_uuids):
+                silent.append(pod.name)  # its GPUs are described in a moment
                 continue
             found = _replica(node, pod.name, engine)
             if isinstance(found, Replica):
@@ -105,9 +105,9 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
 
 def _replica(node: Node, pod: str, engine: Engine) -> Replica | str:
     """The replica, or what is missing to know it."""
-    gpus = [node.gpus[uuid] for uuid in engine.gpu_uuids if uuid in node.gpus]
-    if not gpus or len(gpus) < len(engine.gpu_uuids):
-        return "its GPUs are not known"
+    gpus = [node.gpus[uuid] for uuid in engine.gpu_uuids]
+    if not gpus:
+        return "it has no GPU"
     shared = set.intersection(*(set(node.clocks_mhz.get(uuid, ())) for uuid in engine.gpu_uuids))
     if not shared:
         return "its GPUs support no clock"

@@ -1,0 +1,141 @@
+"""An operator and agents that speak gRPC, in one process: a pool from nothing known to a table, through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.doubles.engine_agent import EngineAgent
+from tests.doubles.engine_pool import OBJECTIVE
+from tests.doubles.fleet import Fleet
+from tests.doubles.lease_store import LeaseConnection, LeaseServer
+from tests.doubles.memory_cluster import MemoryCluster
+from tests.waiting import PATIENCE_S
+
+from perseus_core import keys
+from perseus_operator.clients.agents.client import AgentPool
+from perseus_operator.controller.operator import Operator
+from perseus_operator.controller.settings import Settings
+from perseus_operator.families.serving.features.comparison.switchback import BLOCK_S, switched_back
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.services import Services
+from perseus_operator.objects.values import Pod
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shards import Replica
+
+SPEC = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_400}}
+UID = "pool-uid"
+PODS = ("pod-0", "pod-1")
+WALL_S = BLOCK_S * (next(block for block in range(10**7, 2 * 10**7) if not switched_back(UID, block, PODS)) + 0.5)
+"""A time at which no replica is switched back for comparison."""
+
+
+class World:
+    """Two nodes with a replica each, and an operator that may be replaced."""
+
+    def __init__(self, fleet: Fleet, agents: list[EngineAgent]) -> None:
+        self.fleet, self.agents = fleet, agents
+        pods = [Pod(f"pod-{n}", "ns", f"r-{n}", agent.node, "pool", {}) for n, agent in enumerate(agents)]
+        addresses = {f"a-{agent.node}": (agent.node, f"127.0.0.1:{agent.port}") for agent in agents}
+        self.cluster = MemoryCluster(pods, addresses)
+        self.leases = LeaseServer()
+        self.operator: Operator | None = None
+        self._number = 0
+
+    async def start(self) -> None:
+        """The next operator."""
+        self._number += 1
+        connection, identity = LeaseConnection(self.leases), f"own_{self._number}"
+        settings = Settings(insecure=True, namespaces="ns", lease_ttl_s=15.0)
+        services = Services(
+            kube=self.cluster,  # type: ignore[arg-type]
+            agents=AgentPool(None, timeout_s=5.0),
+            solver=None,  # type: ignore[arg-type]
+            metrics=Metrics(),
+            epochs=Epochs(connection, identity),
+            limits=settings.limits,
+            namespaces=settings.namespace_list,
+            status_interval_s=0.1,
+            wall_s=lambda: WALL_S,
+        )
+        replica = Replica(connection, identity, await connection.next_epoch())
+        self.operator = operator = Operator(settings, self.cluster, services, replica)  # type: ignore[arg-type]
+        self.cluster.watch = lambda body: operator.observe_job(body, keys.POOL_KIND)
+        await operator.start()
+        for body in list(self.cluster.jobs.values()):
+            operator.observe_job(body, keys.POOL_KIND)
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        status = self.cluster.jobs[UID].get("status", {})
+        found = {each["type"]: each for each in status.get("conditions", ())}.get(kind, {})
+        return found.get("status", ""), found.get("reason", "")
+
+    def followers(self) -> int:
+        """How many replicas follow a table."""
+        held = [order for agent in self.agents for order in getattr(agent.orders.get(UID), "orders", ())]
+        return sum(order.follow_table for order in held)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with Fleet() as fleet:
+        agents = [EngineAgent(f"node-{n}", fleet) for n in range(2)]
+        fleet.agents.update((agent.node, agent) for agent in agents)
+        for agent in agents:
+            await agent.serve()
+        made = World(fleet, agents)
+        await made.start()
+        made.cluster.apply("ns", "pool", UID, SPEC)
+        serving = asyncio.create_task(_serve(agents))
+        try:
+            yield made
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            assert made.operator is not None
+            await made.operator.close()
+
+
+async def _serve(agents: list[EngineAgent]) -> None:
+    number = 0
+    while True:
+        for agent in agents:
+            agent.window(UID, number)
+        number += 1
+        await asyncio.sleep(0.01)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Wait on the event loop."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pool_finds_its_table_and_keeps_it_through_restarts() -> None:
+    async with world() as made:
+        await until(lambda: made.condition("SignalsReady") == ("False", "NoSignal"))
+        for number, agent in enumerate(made.agents):
+            agent.start(f"pod-{number}")
+        await until(lambda: made.condition("SignalsReady") == ("True", "SignalsSeen"))
+        await until(lambda: made.followers() == 2)
+        await until(lambda: made.condition("ClocksApplied") == ("True", "TableInForce"))
+
+        await made.agents[1].crash()
+        await made.agents[1].serve()
+        assert made.followers() == 1
+        await until(lambda: made.followers() == 2)
+
+        assert made.operator is not None
+        await made.operator.close()
+        held = made.agents[0].orders[UID].epoch
+        await made.start()
+        await until(lambda: made.agents[0].orders[UID].epoch > held)
+        await until(lambda: made.followers() == 2)
+
+        made.operator.job_deleted(UID)
+        await until(lambda: not list(made.agents[0].leases.all()))
