@@ -1,14 +1,14 @@
-"""The operator: it watches PerseusJobs, decides which clocks their GPUs shall have, and commands the agents of nodes.
+"""The operator: it watches PerseusJobs and ServingPools, decides which clocks their GPUs shall have, commands agents.
 
 A change in the cluster takes this way:
 
-    API server ──kopf──► servers.handlers ──► controller.operator ──► controller.job_runner (one for each PerseusJob)
+    API server ──kopf──► servers.handlers ──► controller.operator ──► controller.job_runner (one for each of them)
                                                                         │ observe ──► jobs.job.Job, and the job's Family
         agents ◄──gRPC── clients.agents ◄── controller.node_session ◄── │ decide  ──► Intent, actions
     API server ◄──────── clients.kube ◄──── controller.status_writer ◄─ │ report  ──► conditions, figures, events
 
-1. ``handlers`` passes PerseusJobs, pods, PowerBudgets and EnergyClasses on. Which jobs this replica serves,
-   ``replicas`` decides.
+1. ``handlers`` passes PerseusJobs, ServingPools, pods, PowerBudgets and EnergyClasses on. Which of them this replica
+   serves, ``replicas`` decides.
 2. A runner is a task that sleeps until something happens to its job. It gives what it observes to ``Job``, which every
    job has, and to the job's family: a kind of work whose clocks are set. ``families.registry`` chooses it by the spec.
 3. ``Family.decide`` answers with what the agents shall hold, and with actions of the family's own. What decides is a

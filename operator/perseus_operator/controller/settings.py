@@ -97,9 +97,9 @@ class Settings(BaseSettings):
     )
     jobs_per_namespace: int = setting(
         500,
-        "PerseusJobs of one namespace that are served, the oldest of them; an event on each other one says so. A"
-        " ResourceQuota on count/perseusjobs.perseus.energy refuses them before they are stored. Each that is served"
-        " takes some hundred KiB, and its share of the reconciliations.",
+        "PerseusJobs and ServingPools of one namespace that are served, the oldest of them; an event on each other one"
+        " says so. A ResourceQuota on count/perseusjobs.perseus.energy refuses them before they are stored. Each that"
+        " is served takes some hundred KiB, and its share of the reconciliations.",
         minimum=1,
     )
     resource_slices: bool = setting(
