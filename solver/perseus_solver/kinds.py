@@ -16,6 +16,7 @@ from perseus_core.instruction import InstructionKind
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
 """Positions in another array."""
 _Number = TypeVar("_Number", bound=np.generic)

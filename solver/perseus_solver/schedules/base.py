@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from perseus_core.instruction import InstructionKind
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.kinds import Ints
+from perseus_solver.kinds import Bools, Ints
 
 ABSENT = -1
 """In `Schedule.position`: the stage has no such chunk."""
@@ -37,6 +37,9 @@ class Schedule:
         stage_offset: int32[stages + 1]; stage s owns ``stage_offset[s] … stage_offset[s + 1] − 1``, in execution order.
         position: int32[stages, chunks], position of each chunk. `ABSENT` where a stage has fewer chunks, and for
             recomputations, which have a chunk number of their own and wait for no other stage.
+        joined: bool[n], whether an instruction runs in one action with the next one of its stage, as an overlapped
+            forward and backward do. An action begins when all that its parts receive is there, and sends when all of
+            them have ended.
         bidirectional: two copies of the model run in opposite directions (DualPipe): every position is on two stages,
             and chunk c of a stage is its position in copy c.
     """
@@ -48,6 +51,7 @@ class Schedule:
     chunk: Ints
     stage_offset: Ints
     position: Ints
+    joined: Bools
     bidirectional: bool = False
 
     @property
@@ -115,8 +119,9 @@ class Schedule:
     def edges(self) -> tuple[Ints, Ints]:
         """Return the precedence between instructions.
 
-        The consecutive instructions of each stage come first, then data from other stages. Data flow between
-        instructions of one stage is implied by their order there, so no instruction has more than two predecessors.
+        The consecutive instructions of each stage come first, then data from other stages, which bind the first and the
+        last instruction of an action. Data flow between instructions of one stage is implied by their order there, so
+        no instruction has more predecessors than its action has parts, and one.
 
         Returns:
             ``(before, after)``, int32[m] each: ``after`` starts when ``before`` has ended.
@@ -139,7 +144,17 @@ class Schedule:
                 f"the schedule deadlocks: {self.describe(int(after[k]))} runs before "
                 f"{self.describe(int(before[k]))}, whose result it needs"
             )
-        return np.concatenate([chain, before[~same]]), np.concatenate([chain + 1, after[~same]]).astype(np.int32)
+        first, final = self._actions()
+        before, after = final[before[~same]], first[after[~same]]
+        return np.concatenate([chain, before]), np.concatenate([chain + 1, after]).astype(np.int32)
+
+    def _actions(self) -> tuple[Ints, Ints]:
+        """Return int32[n] twice: the first and the last instruction of the action that each instruction is in."""
+        place = np.arange(self.instructions, dtype=np.int32)
+        final = place[~self.joined]
+        first = np.concatenate([[0], final[:-1] + 1]).astype(np.int32)
+        action = np.searchsorted(final, place)
+        return first[action], final[action]
 
     def _data_flow(self) -> tuple[Ints, Ints]:
         """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
@@ -196,6 +211,7 @@ def assemble(
     *,
     microbatches: int,
     position: npt.NDArray[np.integer],
+    joined: Sequence[Bools] | None = None,
     bidirectional: bool = False,
 ) -> Schedule:
     """Join the instructions of all stages into a schedule.
@@ -205,6 +221,7 @@ def assemble(
         per_stage: for each stage int[instructions, 3], rows of (kind, microbatch, chunk) in execution order.
         microbatches: number of microbatches.
         position: int[stages, chunks], see `Schedule`.
+        joined: for each stage bool[instructions], see `Schedule`; None: every instruction is an action of its own.
         bidirectional: see `Schedule`.
     """
     rows = np.concatenate(per_stage).astype(np.int32)
@@ -216,6 +233,7 @@ def assemble(
         chunk=np.ascontiguousarray(rows[:, 2]),
         stage_offset=np.cumsum([0, *(len(rows_of_stage) for rows_of_stage in per_stage)]).astype(np.int32),
         position=position.astype(np.int32),
+        joined=np.zeros(len(rows), dtype=bool) if joined is None else np.concatenate(joined),
         bidirectional=bidirectional,
     )
 
@@ -262,19 +280,24 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
         return schedule
     if not set(stages) <= set(range(schedule.stages)):
         raise InvalidSchedule(f"constants must be stages 0 … {schedule.stages - 1}, not {sorted(stages)}")
-    per_stage = []
+    per_stage, joined = [], []
     for stage in range(schedule.stages):
-        own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
+        own = schedule.span(stage)
         rows_of_stage = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
+        joined_of_stage = schedule.joined[own]
         if stage in stages:
             at = np.flatnonzero((rows_of_stage[:, 0] == InstructionKind.FORWARD) & (rows_of_stage[:, 2] == 0))
             rows_of_stage = np.insert(rows_of_stage, at, rows(InstructionKind.CONSTANT, rows_of_stage[at, 1]), axis=0)
+            # loading before a part that is not the first of its action is a part of it; no action ends joined
+            joined_of_stage = np.insert(joined_of_stage, at, joined_of_stage[at - 1])
         per_stage.append(rows_of_stage)
+        joined.append(joined_of_stage)
     return assemble(
         schedule.name,
         per_stage,
         microbatches=schedule.microbatches,
         position=schedule.position,
+        joined=joined,
         bidirectional=schedule.bidirectional,
     )
 

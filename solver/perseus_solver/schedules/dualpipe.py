@@ -1,8 +1,8 @@
 """DualPipe (DeepSeek-AI, 2024): two copies of the model run in opposite directions, each on half of the microbatches.
 
 Stage s holds position s of copy 0 (chunk 0) and position N − 1 − s of copy 1 (chunk 1). Microbatches 0 … M/2 − 1 enter
-copy 0 at the first stage, the others copy 1 at the last. The original may overlap a forward and a backward on one GPU;
-here they are two instructions, forward first.
+copy 0 at the first stage, the others copy 1 at the last. A forward and a backward of opposite directions are one
+action, as in `_forward_backward_chunk` of DeepSeek's code: it receives before both, and sends after both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from perseus_solver.schedules.base import Schedule, assemble
 _F0, _F1, _B0, _B1 = 0, 1, 2, 3
 _I0, _I1 = 4, 5  # a backward whose weight gradient is postponed
 _W = 6  # the oldest postponed weight gradient
+_JOINED = 8  # added to a forward: one action with the backward that follows
 
 
 def dualpipe(stages: int, microbatches: int) -> Schedule:
@@ -33,11 +34,15 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
             f"DualPipe needs an even number of microbatches, at least 2 × stages = {2 * stages}, not {microbatches}"
         )
     half = microbatches // 2
-    per_stage = [
-        _instructions(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)
-    ]
-    position = np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1)
-    return assemble("DualPipe", per_stage, microbatches=microbatches, position=position, bidirectional=True)
+    steps = [_steps(stages, stage, half) for stage in range(stages)]
+    return assemble(
+        "DualPipe",
+        [_instructions(own & ~_JOINED, half, far=int(stage >= stages // 2)) for stage, own in enumerate(steps)],
+        microbatches=microbatches,
+        position=np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1),
+        joined=[own & _JOINED > 0 for own in steps],
+        bidirectional=True,
+    )
 
 
 def _steps(stages: int, stage: int, half: int) -> Ints:
@@ -52,8 +57,8 @@ def _steps(stages: int, stage: int, half: int) -> Ints:
             np.tile([_F0], 2 * inner),
             np.tile([_F0, _F1], depth + 1),
             np.tile([_I1, _W, _F1], inner),
-            np.tile([_F0, _B1, _F1, _B0], half - stages + depth + 1),
-            np.tile([_B1, _F1, _B0], inner),
+            np.tile([_F0 | _JOINED, _B1, _F1 | _JOINED, _B0], half - stages + depth + 1),
+            np.tile([_B1, _F1 | _JOINED, _B0], inner),
             last_pairs,
             np.tile([_W, _I0], inner),
             np.tile([_W], depth + 1),

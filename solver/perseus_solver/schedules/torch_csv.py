@@ -39,7 +39,7 @@ def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedu
     """Read a custom schedule from its CSV.
 
     The virtual stages of a rank become its chunks, in ascending order. An overlapped forward and backward become two
-    instructions, in the order given.
+    instructions of one action, in the order given.
 
     Args:
         source: the CSV itself as text or bytes (at most `MAX_BYTES`), or the path of a file.
@@ -79,12 +79,15 @@ def write_schedule(schedule: Schedule) -> str:
     """
     lines = []
     for stage in range(schedule.stages):
-        cells = []
+        cells, action = [], []
         for i in range(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1])):
             kind, place = InstructionKind(int(schedule.kind[i])), int(schedule.position[stage, schedule.chunk[i]])
             if kind not in _LETTERS or place == ABSENT or schedule.bidirectional:
                 raise InvalidSchedule(f"torch's CSV has no cell for {schedule.describe(i)} of {schedule.name}")
-            cells.append(f"{place}{_LETTERS[kind]}{int(schedule.microbatch[i])}")
+            action.append(f"{place}{_LETTERS[kind]}{int(schedule.microbatch[i])}")
+            if not schedule.joined[i]:
+                cells.append(f"({';'.join(action)})OVERLAP_F_B" if len(action) > 1 else action[0])
+                action = []
         lines.append(",".join(cells) + "\n")
     return "".join(lines)
 
@@ -110,12 +113,13 @@ def _cells(source: str | bytes | Path) -> list[list[str]]:
         raise InvalidSchedule(f"schedule CSV cannot be parsed: {error}") from error
 
 
-def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
-    """Return (kind, microbatch, virtual stage) of the computations of one rank."""
+def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int, bool]]:
+    """Return (kind, microbatch, virtual stage, whether joined with the next) of the computations of one rank."""
     found = []
     for column, cell in enumerate(cells, start=1):
         text = cell.strip()
         overlap = _OVERLAP.fullmatch(text)
+        parts = []
         for part in overlap["inner"].split(";") if overlap else [text]:
             action = _ACTION.fullmatch(part.strip())
             if not part.strip() or (action and action["action"] in _COMMUNICATION):
@@ -125,7 +129,8 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
                 raise InvalidSchedule(
                     f"schedule CSV row {number}, cell {column}: {quoted(text)} is not an action such as 0F0 or 2I1"
                 )
-            found.append((int(kind), int(action["microbatch"]), int(action["place"])))
+            parts.append((int(kind), int(action["microbatch"]), int(action["place"])))
+        found += [(*part, k < len(parts)) for k, part in enumerate(parts, start=1)]
     return found
 
 
@@ -149,4 +154,5 @@ def _assemble(name: str, ranks: list[Ints]) -> Schedule:
         raise InvalidSchedule(
             f"schedule CSV names microbatch {microbatches - 1}, but has too few instructions for so many microbatches"
         )
-    return assemble(name, per_stage, microbatches=microbatches, position=position)
+    joined = [rank[:, 3] > 0 for rank in ranks]
+    return assemble(name, per_stage, microbatches=microbatches, position=position, joined=joined)

@@ -14,7 +14,7 @@ from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import build_schedule, read_schedule, write_schedule
+from perseus_solver.schedules import build_schedule, read_schedule, with_constants, write_schedule
 
 UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},1000,{duration},1\n"
@@ -40,7 +40,8 @@ def test_lengths_are_the_published_ones(stages: int, microbatches: int) -> None:
     if microbatches >= 2 * stages - 1:
         assert length("ZBV", stages, microbatches) == work + hops / 2
     if stages % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * stages:
-        assert length("DualPipe", stages, microbatches) == work + stages / 2 - 1
+        # (PP / 2 − 1)(F&B + B − 3W) in the table of github.com/deepseek-ai/DualPipe, with F&B as long as F and B
+        assert length("DualPipe", stages, microbatches) == work + stages - 2
     if microbatches % stages == 0:
         for chunks in (2, 3, 4):
             assert length("Interleaved1F1B", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
@@ -113,6 +114,44 @@ def test_both_forms_of_torch_csv_give_the_same_schedule() -> None:
     assert plain.of_stage(0) == full.of_stage(0)
     assert plain.of_stage(1) == full.of_stage(1)
     assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
+
+
+PAIRED = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def csv_length(text: str, constants: tuple[int, ...] = ()) -> float:
+    """Iteration time when a forward and loading take one second each, and a backward two."""
+    schedule = with_constants(read_schedule(text), constants)
+    rows = UNIT + "".join(f"{stage},constant,0,1,1\n" for stage in constants)
+    problem = build_problem(read_profile(rows, stages=schedule.stages), schedule, blocking_power_w=0)
+    return float(Simulator(problem).run(np.zeros(problem.instructions, dtype=int)).iteration_time_s)
+
+
+def test_an_overlapped_pair_receives_before_and_sends_after_both_parts() -> None:
+    """``OVERLAP_F_B`` of torch's DualPipeV, whose sends follow the whole action.
+
+    Source: ``test/distributed/pipelining/artifacts/dualpipev_4rank_10mb.csv`` and ``_add_send_recv`` of
+    pytorch/pytorch (pull request 159591); pytorch/torchtitan issue 1682.
+    """
+    # stage 0: F0 0–1; the pair waits for the gradient of stage 1, 4–7; then stage 1 has microbatch 1, 7–10; B1 10–12
+    assert csv_length(PAIRED) == 12
+    assert csv_length(PAIRED.replace("(0F1;0B0)OVERLAP_F_B", "0F1,0B0")) == 9
+
+
+def test_loading_inside_a_pair_is_a_part_of_it() -> None:
+    # stage 0: loads and F0 0–2; B0, loading and F1 5–9; then stage 1 has microbatch 1, 9–12; B1 12–14
+    assert csv_length(PAIRED.replace("0F1;0B0", "0B0;0F1"), constants=(0,)) == 14
+
+
+def test_overlapped_pairs_round_trip_through_torch_csv() -> None:
+    schedule = read_schedule(PAIRED)
+    assert schedule.joined.tolist() == [False, True, False, False, *[False] * 4]
+    assert write_schedule(schedule) == PAIRED
+
+
+def test_a_pair_that_waits_for_its_own_result_deadlocks() -> None:
+    with pytest.raises(InvalidSchedule, match=r"the schedule deadlocks: .* waits for "):
+        read_schedule("(0F0;0B0)OVERLAP_F_B\n1F0,1B0\n")
 
 
 def test_split_backwards_and_unequal_chunks_are_read() -> None:
