@@ -40,6 +40,7 @@ def connect(
     timing: str = "auto",
     gpu_uuid: str | None = None,
     own_time: bool | None = None,
+    joined: Sequence[int] = (),
 ) -> Session:
     """Connect this rank to the agent on its node and report what it executes.
 
@@ -66,6 +67,8 @@ def connect(
             CUDA. Required where the pod holds several GPUs.
         own_time: whether the last instruction ends before this rank waits for other data-parallel ranks; None: of a
             pipeline's instructions it does, and of whole steps it does not.
+        joined: places in ``schedule`` of the instructions that run in one action with the next one, as an overlapped
+            forward and backward do: it receives before all of its parts, and sends after all of them.
 
     Returns:
         A session. If an argument breaks a rule, the rule is logged as an error and the session does nothing.
@@ -78,7 +81,7 @@ def connect(
         made = make_schedule(schedule)
         if own_time is None:
             own_time = all(instruction.kind is not InstructionKind.STEP for instruction in made)
-        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), made, own_time)
+        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), made, own_time, tuple(joined))
         marks = make_marks(hello.schedule, clock_us)
         if origin is not Timing.GPU:
             return open_session(path, hello, marks, partial(_set_source, _SOURCES[origin]))

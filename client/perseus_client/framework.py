@@ -40,6 +40,9 @@ class Cell(NamedTuple):
     """Position of the chunk in the model's chain of layers."""
     letter: str
     microbatch: int
+    joined: bool = False
+    """It runs in one action with the next one, as an overlapped forward and backward do: both results are sent at the
+    end."""
 
 
 Schedule = list[tuple[str | int, int, int]]
@@ -48,14 +51,28 @@ Schedule = list[tuple[str | int, int, int]]
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
     """The schedule of all stages as CSV, as torch writes it but computations only; ``perseus_solver.schedules`` reads
     it."""
-    return "".join(",".join(f"{virtual_stage}{letter}{mb}" for virtual_stage, letter, mb in row) + "\n" for row in rows)
+    lines = []
+    for row in rows:
+        cells, action = [], []
+        for virtual_stage, letter, microbatch, joined in row:
+            action.append(f"{virtual_stage}{letter}{microbatch}")
+            if not joined:
+                cells.append(f"({';'.join(action)})OVERLAP_F_B" if len(action) > 1 else action[0])
+                action = []
+        lines.append(",".join(cells) + "\n")
+    return "".join(lines)
 
 
 def schedule_of(row: Sequence[Cell]) -> Schedule:
     """(kind, microbatch, chunk) of one stage's row. The virtual stages of the row are its chunks, in ascending
     order."""
     chunks = {stage: chunk for chunk, stage in enumerate(sorted({cell.virtual_stage for cell in row}))}
-    return [(KINDS[letter], microbatch, chunks[stage]) for stage, letter, microbatch in row]
+    return [(KINDS[cell.letter], cell.microbatch, chunks[cell.virtual_stage]) for cell in row]
+
+
+def joined_of(row: Sequence[Cell]) -> list[int]:
+    """The places in one stage's row of instructions that run in one action with the next."""
+    return [place for place, cell in enumerate(row) if cell.joined]
 
 
 def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> list[Cell]:
@@ -160,10 +177,11 @@ class Attachment:
             self.detach()
         return self
 
-    def connect(self, rank: RankId, schedule: Schedule) -> None:
+    def connect(self, rank: RankId, schedule: Schedule, joined: Sequence[int] = ()) -> None:
         """Connect with this schedule; the session before it is closed."""
         self.session.close()
-        self.session = perseus_client.connect(*rank, schedule, **self._options)
+        options = {**self._options, "joined": joined} if joined else self._options
+        self.session = perseus_client.connect(*rank, schedule, **options)
 
     def refuse_graph(self) -> bool:
         """Stop following if an iteration is being captured as a whole: its replays run no Python. True if it is.

@@ -20,6 +20,7 @@ from perseus_client.framework import (
     Schedule,
     Unsupported,
     csv_of,
+    joined_of,
     one_f_one_b_row,
     replica_of,
     require_names,
@@ -108,14 +109,17 @@ def _rows(schedule: Any) -> list[list[Cell]]:
 
 
 def _cells(actions: Sequence[Any]) -> list[Cell]:
-    """The computations among a rank's actions; an overlapped forward and backward count as two."""
-    leaves = [leaf for action in actions if action is not None for leaf in action.sub_actions or (action,)]
-    # The text of an action is the same in all versions; the type of its parts is not.
-    return [
-        Cell(leaf.stage_index, letter, leaf.microbatch_index)
-        for leaf in leaves
-        if (letter := str(leaf).strip("0123456789")) in KINDS
-    ]
+    """The computations among a rank's actions; an overlapped forward and backward count as two of one action."""
+    cells: list[Cell] = []
+    for action in actions:
+        # The text of an action is the same in all versions; the type of its parts is not.
+        parts = [
+            Cell(leaf.stage_index, letter, leaf.microbatch_index, joined=True)
+            for leaf in ((action.sub_actions or (action,)) if action is not None else ())
+            if (letter := str(leaf).strip("0123456789")) in KINDS
+        ]
+        cells += [*parts[:-1], *(part._replace(joined=False) for part in parts[-1:])]
+    return cells
 
 
 def _rank_id(schedule: Any, dp: int | None, tp: int | None) -> RankId:
@@ -168,7 +172,8 @@ def _hook_schedule(attachment: Attachment, schedule: Any, dp: int | None, tp: in
     for stage in stages:
         require_names(NAME, stage, *_STAGE_METHODS, "stage_index", "group_rank", "is_last")
     rank = _rank_id(schedule, dp, tp)
-    attachment.connect(rank, schedule_of(_rows(schedule)[rank.stage]))
+    row = _rows(schedule)[rank.stage]
+    attachment.connect(rank, schedule_of(row), joined_of(row))
     attachment.replace(schedule, _MARK, attachment)
     _Hooks(attachment, schedule, stages)
 
@@ -297,7 +302,7 @@ class _Hooks:
             if not row or not self._attachment.active:
                 return function(action, context)
             own: Schedule = [
-                (KINDS[letter], mb, self._chunks[index]) for index, letter, mb in row if index in self._chunks
+                (KINDS[letter], mb, self._chunks[index]) for index, letter, mb, _ in row if index in self._chunks
             ]
             running = self._action = _CustomAction(self._session, own)
             if not waits_inside:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final
 
 from perseus_core.instruction import Instruction, InstructionKind
@@ -40,7 +41,9 @@ _HEAD: Final = struct.Struct("<4sHHI")
 _HELLO: Final = struct.Struct("<IIIBBBxI")  # dp, stage, tp, timing, bytes of the GPU hint, flags, instructions
 _OWN_TIME: Final = 1
 """The only flag; others, of a newer client, mean nothing here."""
-_INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
+_INSTRUCTION: Final = struct.Struct("<BBHI")  # kind, flags, chunk, microbatch
+_JOINED: Final = 1
+"""The only flag of an instruction; others, of a newer client, mean nothing here."""
 _WELCOME: Final = struct.Struct("<I")  # number of instructions that the memory has room for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
 HEAD_BYTES: Final = _HEAD.size
@@ -111,6 +114,9 @@ class Hello:
     own_time: bool = False
     """Its last instruction ends before it waits for the same iteration of other pipelines. Otherwise a step that holds
     this wait lasts as long on all of them."""
+    joined: tuple[int, ...] = ()
+    """Ascending places in the schedule of instructions that run in one action with the next: its parts receive before
+    the first of them, and send after the last."""
 
     def __post_init__(self) -> None:
         for field, value, maximum in (
@@ -130,6 +136,10 @@ class Hello:
             _bounded("schedule.chunk", instruction.chunk, MAX_CHUNK)
         if len(set(self.schedule)) != len(self.schedule):
             raise ChannelError("schedule: an instruction (kind, microbatch, chunk) occurs twice")
+        for place in self.joined[-1:]:
+            _bounded("joined", place, len(self.schedule) - 2)
+        if any(not 0 <= place < later for place, later in pairwise(self.joined)):
+            raise ChannelError("joined: must be ascending places in the schedule")
 
     @property
     def rank(self) -> RankId:
@@ -191,7 +201,11 @@ def encode_hello(hello: Hello) -> bytes:
     hint = hello.gpu_hint.encode()
     flags = _OWN_TIME if hello.own_time else 0
     head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), flags, len(hello.schedule))
-    body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
+    joined = set(hello.joined)
+    body = b"".join(
+        _INSTRUCTION.pack(kind, _JOINED if place in joined else 0, chunk, microbatch)
+        for place, (kind, microbatch, chunk) in enumerate(hello.schedule)
+    )
     return frame(Message.HELLO, head + hint + body)
 
 
@@ -251,11 +265,10 @@ def decode_hello(body: bytes) -> Hello:
         raise ChannelError("gpu_hint: is not ASCII") from None
     except ValueError:
         raise ChannelError(f"timing: {timing} is not one of {[member.value for member in Timing]}") from None
-    schedule = tuple(
-        Instruction(kind_named(kind), microbatch, chunk)
-        for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
-    )
-    return Hello(dp, stage, tp, origin, hint, schedule, own_time=bool(flags & _OWN_TIME))
+    rows = list(_INSTRUCTION.iter_unpack(body[start:]))
+    schedule = tuple(Instruction(kind_named(kind), microbatch, chunk) for kind, _, chunk, microbatch in rows)
+    joined = tuple(place for place, row in enumerate(rows) if row[1] & _JOINED)
+    return Hello(dp, stage, tp, origin, hint, schedule, bool(flags & _OWN_TIME), joined)
 
 
 def decode_refusal(body: bytes) -> Refusal:

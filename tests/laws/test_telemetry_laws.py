@@ -11,11 +11,12 @@ from tests.offenders import about_each
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.stage_reports import combine
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
-from perseus_agent.servers.event_messages import event_message
+from perseus_agent.servers.event_messages import event_message, rank_message
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
-from perseus_operator.clients.agents.messages import event_of, is_valid
+from perseus_operator.clients.agents.messages import event_of, is_valid, schedule_of
 from perseus_operator.nodes.iterations import History, JobIteration, Report
+from perseus_proto.hello import Hello, Timing, make_schedule
 from perseus_proto.v1alpha1 import agent_pb2
 
 PIPELINES, STAGES, SPLIT, INSTRUCTIONS = 2, 2, 4, 3
@@ -150,3 +151,13 @@ def test_a_rank_that_reports_an_iteration_twice_is_in_two_reports() -> None:
         for rank in RANKS[:SPLIT]
     ]
     assert [report.rank_ids for report in received(combine(events))] == 2 * [RANKS[:SPLIT]]
+
+
+@given(st.integers(1, 6).flatmap(lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count)))))
+def test_the_operator_hears_which_instructions_are_one_action(drawn: tuple[int, set[int]]) -> None:
+    count, places = drawn
+    joined = tuple(sorted(place for place in places if place < count - 1))
+    schedule = make_schedule([("forward", microbatch, 0) for microbatch in range(count)])
+    hello = Hello(0, 1, 2, Timing.HOST, "", schedule, joined=joined)
+    sent = rank_message(RankProcess("job", "pod", "GPU-0", hello.rank, 1), 0, hello).schedule
+    assert schedule_of(sent) == tuple((*own, place in joined) for place, own in enumerate(schedule))

@@ -24,9 +24,8 @@ from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, P
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
 from perseus_agent.node.processes import Session, Sessions, own_part, succeeded
-from perseus_core.instruction import Instruction
 from perseus_core.serving import EngineOrders, PageAddress
-from perseus_proto.hello import Reason
+from perseus_proto.hello import Hello, Reason
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
@@ -228,10 +227,10 @@ class Node:
         with self._lock:
             return [session.engine for session in self._sessions.engines()]
 
-    def schedules(self) -> dict[RankProcess, tuple[Instruction, ...]]:
-        """The schedule that every process has sent in its hello."""
+    def hellos(self) -> dict[RankProcess, Hello]:
+        """What every rank has said in its hello, such as its schedule."""
         with self._lock:
-            return {session.rank: session.hello.schedule for session in self._sessions.ranks()}
+            return {session.rank: session.hello for session in self._sessions.ranks()}
 
     # ------------------------------------------------------------------------------------- the local socket's events
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from perseus_agent.clocks.gpu_notices import GpuNotice
@@ -15,12 +14,12 @@ from perseus_agent.clocks.telemetry import (
     RankProcess,
 )
 from perseus_agent.servers.engine_messages import engine_message, window_message
-from perseus_core.instruction import Instruction
+from perseus_proto.hello import Hello
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 
-def rank_message(rank: RankProcess, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
-    """A rank, as it is reported; with its schedule, if one is given."""
+def rank_message(rank: RankProcess, iteration: int, hello: Hello | None = None) -> messages.Rank:
+    """A rank, as it is reported; with its schedule, if its hello is given."""
     return messages.Rank(
         pod_uid=rank.pod_uid,
         gpu_uuid=rank.gpu_uuid,
@@ -29,16 +28,17 @@ def rank_message(rank: RankProcess, iteration: int, schedule: Sequence[Instructi
         tensor_parallel_rank=rank.rank_id.tp,
         iteration=iteration,
         pid=rank.pid,
-        schedule=_schedule(rank.rank_id.stage, schedule) if schedule else None,
+        schedule=_schedule(hello) if hello is not None else None,
     )
 
 
-def _schedule(stage: int, schedule: Sequence[Instruction]) -> messages.StageSchedule:
+def _schedule(hello: Hello) -> messages.StageSchedule:
     return messages.StageSchedule(
-        stage=stage,
-        kinds=[int(instruction.kind) for instruction in schedule],  # type: ignore[misc]  # numbers of the same enum
-        microbatches=[instruction.microbatch for instruction in schedule],
-        chunks=[instruction.chunk for instruction in schedule],
+        stage=hello.stage,
+        kinds=[int(instruction.kind) for instruction in hello.schedule],  # type: ignore[misc]  # numbers of the same enum
+        microbatches=[instruction.microbatch for instruction in hello.schedule],
+        chunks=[instruction.chunk for instruction in hello.schedule],
+        joined=hello.joined,
     )
 
 

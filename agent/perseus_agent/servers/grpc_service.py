@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -42,10 +42,10 @@ from perseus_agent.node.leases import LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.servers.engine_messages import decode_orders, engine_message
 from perseus_agent.servers.event_messages import event_message, rank_message
-from perseus_core.instruction import Instruction
 from perseus_core.leases import RestingClock
 from perseus_core.units import ms_from_s, s_from_ms
 from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
+from perseus_proto.hello import Hello
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -136,18 +136,18 @@ class AgentService(stubs.AgentServicer):
 
     @_command
     def DescribeNode(self, request: messages.DescribeNodeRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        description = self._describe(self._node.schedules() if request.with_schedules else {})
+        description = self._describe(self._node.hellos() if request.with_schedules else {})
         description.leases.extend(_lease(view) for view in self._node.lease_views())
         return description
 
-    def _describe(self, schedules: Mapping[RankProcess, Sequence[Instruction]]) -> messages.NodeDescription:
+    def _describe(self, hellos: Mapping[RankProcess, Hello]) -> messages.NodeDescription:
         node = self._node
         return messages.NodeDescription(
             node_name=self._node_name,
             agent_version=__version__,
             driver_version=node.driver_version,
             gpus=[_gpu(worker) for worker in node.workers.values()],
-            ranks=[rank_message(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
+            ranks=[rank_message(rank, iteration, hellos.get(rank)) for rank, iteration in node.ranks()],
             engines=[engine_message(engine) for engine in node.engines()],
         )
 

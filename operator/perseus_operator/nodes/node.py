@@ -33,8 +33,9 @@ MOST_RANKS: Final = 1_024
 """Ranks of one node, and active slowdowns of its GPUs: many more than a node has GPUs. Agents say what they like."""
 CLOCK_INTERVAL_S: Final = 1.0
 """How soon a lease is renewed whose GPUs are on their way to its clock."""
-DeclaredSchedule = tuple[tuple[int, int, int], ...]
-"""What one training process says that it executes: (kind, microbatch, chunk) in order."""
+DeclaredSchedule = tuple[tuple[int, int, int, bool], ...]
+"""What one training process says that it executes: (kind, microbatch, chunk, whether joined) in order. A joined one
+runs in one action with the next, which sends both results at its end."""
 
 
 @dataclass

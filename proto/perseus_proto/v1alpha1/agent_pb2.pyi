@@ -296,16 +296,18 @@ class ReleaseLeaseResponse(_message.Message):
     def __init__(self, restored_gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageSchedule(_message.Message):
-    __slots__ = ("stage", "kinds", "microbatches", "chunks")
+    __slots__ = ("stage", "kinds", "microbatches", "chunks", "joined")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     kinds: _containers.RepeatedScalarFieldContainer[InstructionKind]
     microbatches: _containers.RepeatedScalarFieldContainer[int]
     chunks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[InstructionKind, str]]] = ..., microbatches: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[int]] = ...) -> None: ...
+    joined: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[InstructionKind, str]]] = ..., microbatches: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[int]] = ..., joined: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanPoint(_message.Message):
     __slots__ = ("iteration_time_us", "energy_mj")

@@ -270,6 +270,16 @@ class FakeAction:
         return self._text
 
 
+def test_the_parts_of_an_overlapped_action_are_joined() -> None:
+    """Source: ``OVERLAP_F_B`` of torch's DualPipeV, whose sends follow the whole action (pytorch/pytorch pull request
+    159591).
+    """
+    row = torch_pipelining._cells([FakeAction("0F0"), None, FakeAction("3F1;0B0"), FakeAction("0B1")])
+    assert framework.schedule_of(row) == [("forward", 0, 0), ("forward", 1, 1), ("backward", 0, 0), ("backward", 1, 0)]
+    assert framework.joined_of(row) == [1]
+    assert framework.csv_of([row]) == "0F0,(3F1;0B0)OVERLAP_F_B,0B1\n"
+
+
 def hooked(schedule: FakeSchedule) -> tuple[Attachment, list[Call]]:
     attachment, recorder = Attachment("x", {}), Recorder()
     attachment.active, attachment.session = True, recorder

@@ -20,7 +20,7 @@ from perseus_operator.families.training.work.schedule_source import (
     collect_schedule,
     read_schedule_csv,
 )
-from perseus_operator.nodes.node import Rank
+from perseus_operator.nodes.node import DeclaredSchedule, Rank
 from perseus_operator.objects.values import ConfigMap
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule
@@ -28,9 +28,11 @@ from perseus_solver.schedules import Schedule, build_schedule, read_schedule, wr
 KINDS = {kind.label: int(kind) for kind in InstructionKind}
 
 
-def told(schedule: Schedule, stage: int) -> tuple[tuple[int, int, int], ...]:
+def told(schedule: Schedule, stage: int) -> DeclaredSchedule:
     """What a process of a stage says in its hello."""
-    return tuple((KINDS[kind], microbatch, chunk) for kind, microbatch, chunk in schedule.of_stage(stage))
+    joined = schedule.joined[schedule.span(stage)].tolist()
+    own = zip(schedule.of_stage(stage), joined, strict=True)
+    return tuple((KINDS[kind], microbatch, chunk, with_next) for (kind, microbatch, chunk), with_next in own)
 
 
 def pipeline(**changes: Any) -> Any:
@@ -52,6 +54,15 @@ def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages
     assert again.position.tolist() == schedule.position.tolist()
 
 
+def test_overlapped_pairs_that_processes_report_are_planned_as_such() -> None:
+    """Source: ``OVERLAP_F_B`` of torch's DualPipeV, whose sends follow the whole action (pytorch/pytorch pull request
+    159591).
+    """
+    order = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n"
+    schedule = read_schedule(order)
+    assert assemble_schedule([told(schedule, stage) for stage in range(2)]) == order
+
+
 def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
     three, four = (build_schedule("1f1b", stages=2, microbatches=m) for m in (3, 4))
     with pytest.raises(
@@ -59,9 +70,9 @@ def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
     ):
         assemble_schedule([told(three, 0), told(four, 1)])
     with pytest.raises(InvalidSchedule, match="Stage 1 runs constant-time instructions"):
-        assemble_schedule([told(three, 0), ((5, 0, 0), *told(three, 1))])
+        assemble_schedule([told(three, 0), ((5, 0, 0, False), *told(three, 1))])
     with pytest.raises(InvalidSchedule, match=r"mark whole steps: spec\.pipeline\.schedule must be Steps"):
-        assemble_schedule([((6, 0, 0),)])
+        assemble_schedule([((6, 0, 0, False),)])
 
 
 def test_steps_have_one_stage_and_no_microbatches() -> None:

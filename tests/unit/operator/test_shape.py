@@ -21,8 +21,8 @@ from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import Rank
 from perseus_operator.objects.values import JobRef, Now, Pod
 
-FORWARD_BACKWARD = ((1, 0, 0), (2, 0, 0))
-STEP = ((int(InstructionKind.STEP), 0, 0),)
+FORWARD_BACKWARD = ((1, 0, 0, False), (2, 0, 0, False))
+STEP = ((int(InstructionKind.STEP), 0, 0, False),)
 
 
 class Training:

@@ -51,11 +51,14 @@ def hellos() -> st.SearchStrategy[Hello]:
 SMALL = Hello(1, 2, 3, Timing.HOST, HINT, wire.make_schedule([("forward", 0, 0), ("backward", 0, 0)]))
 
 
+JOINED = Hello(1, 2, 3, Timing.HOST, HINT, SMALL.schedule, joined=(0,))
+
+
 def body(hello: Hello) -> bytes:
     return wire.encode_hello(hello)[wire.HEAD_BYTES :]
 
 
-@given(hellos())
+@given(hellos() | st.just(JOINED))
 def test_a_hello_is_read_as_it_was_sent(hello: Hello) -> None:
     frame = wire.encode_hello(hello)
     assert wire.parse_head(frame[: wire.HEAD_BYTES]) == (wire.Message.HELLO, len(frame) - wire.HEAD_BYTES)
@@ -124,6 +127,9 @@ def test_a_hundred_thousand_damaged_frames_are_read_or_refused() -> None:
         ({"schedule": SMALL.schedule * 2}, "occurs twice"),
         ({"schedule": wire.make_schedule([("forward", -1, 0)])}, "schedule.microbatch: must be"),
         ({"schedule": wire.make_schedule([("forward", 0, 5000)])}, "schedule.chunk: must be"),
+        ({"joined": (1,)}, "joined: must be an integer between 0 and 0, is 1"),
+        ({"joined": (-1, 0)}, "joined: must be ascending places"),
+        ({"joined": (0, 0)}, "joined: must be ascending places"),
         ({"gpu_hint": "GPU-\n"}, "gpu_hint: must be"),
         ({"gpu_hint": "G" * 97}, "gpu_hint: must be"),
     ],

@@ -47,7 +47,7 @@ class NodeInfo:
     gpus: dict[str, Gpu]
     """GPU UUID → model and switch latency."""
     schedules: dict[tuple[str, int], DeclaredSchedule]
-    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
+    """By the rank's pod UID and process; empty unless requested."""
     engines: tuple[Engine, ...] = ()
 
 
@@ -141,9 +141,11 @@ def rank_of(message: agent_pb2.Rank) -> Rank:
     )
 
 
-def schedule_of(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
-    """Return (kind, microbatch, chunk) of each instruction in order."""
-    return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
+def schedule_of(schedule: agent_pb2.StageSchedule) -> DeclaredSchedule:
+    """Return each instruction in order."""
+    joined = set(schedule.joined)
+    columns = zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False)
+    return tuple((*instruction, place in joined) for place, instruction in enumerate(columns))
 
 
 def is_valid(event: TelemetryEvent) -> bool:

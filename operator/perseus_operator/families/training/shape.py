@@ -57,7 +57,7 @@ def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredS
 
 def _pipeline(shape: Sequence[int], declared: Iterable[DeclaredSchedule]) -> Pipeline | Explanation:
     pipelines, stages, split = shape
-    steps = all(kind == InstructionKind.STEP for own in declared for kind, _, _ in own)
+    steps = all(kind == InstructionKind.STEP for own in declared for kind, *_ in own)
     raw = {
         "schedule": (ScheduleName.STEPS if steps else ScheduleName.FROM_RANKS).value,
         "stages": stages,

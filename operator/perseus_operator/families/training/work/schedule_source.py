@@ -7,7 +7,7 @@ what it has reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from perseus_core.instruction import InstructionKind
@@ -126,9 +126,9 @@ def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
     raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
 
 
-def _row(instructions: Iterable[tuple[int, int, int]], stage: int, position: Callable[[int, int], int]) -> str:
-    cells = []
-    for kind, microbatch, chunk in instructions:
+def _row(instructions: DeclaredSchedule, stage: int, position: Callable[[int, int], int]) -> str:
+    cells, action = [], []
+    for kind, microbatch, chunk, joined in instructions:
         letter = _LETTERS.get(kind)
         if letter is None:
             message = f"Stage {stage} runs constant-time instructions, which a custom schedule cannot contain."
@@ -137,5 +137,8 @@ def _row(instructions: Iterable[tuple[int, int, int]], stage: int, position: Cal
                     f"The training processes mark whole steps: spec.pipeline.schedule must be {ScheduleName.STEPS}."
                 )
             raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
-        cells.append(f"{position(stage, chunk)}{letter}{microbatch}")
+        action.append(f"{position(stage, chunk)}{letter}{microbatch}")
+        if not joined:
+            cells.append(f"({';'.join(action)})OVERLAP_F_B" if len(action) > 1 else action[0])
+            action = []
     return ",".join(cells) + "\n"
