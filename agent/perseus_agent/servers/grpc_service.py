@@ -44,8 +44,8 @@ from perseus_agent.servers.engine_messages import decode_orders, engine_message
 from perseus_agent.servers.event_messages import event_message, rank_message
 from perseus_core.leases import RestingClock
 from perseus_core.units import ms_from_s, s_from_ms
-from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
 from perseus_proto.hello import Hello
+from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
