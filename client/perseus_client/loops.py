@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from perseus_client.framework import Attachment, Schedule, agent_expected
@@ -102,11 +102,11 @@ class Steps(Attachment):
                 _MOST_UNSEEN,
             )
 
-    def connect(self, rank: RankId, schedule: Schedule) -> None:
+    def connect(self, rank: RankId, schedule: Schedule, joined: Sequence[int] = ()) -> None:
         """Connect with this schedule; the session before it is closed."""
         self._options.pop("own_time", None)
         self._options |= {"own_time": True} if self._own_time else {}
-        super().connect(rank, schedule)
+        super().connect(rank, schedule, joined)
 
     def _describe(self) -> tuple[RankId, Schedule]:
         return RankId(_rank() if self._rank is None else self._rank, 0), list(_SCHEDULE)

@@ -33,6 +33,7 @@ from perseus_operator.servers.serving import Serving
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
 from perseus_runtime.addresses import parse_address
+from perseus_runtime.direct import bypass_proxies
 from perseus_runtime.logs import log_to_stderr
 from perseus_runtime.ready_file import write_ready_file
 from perseus_runtime.settings import parse_or_exit
@@ -157,6 +158,7 @@ def main(kinds: Sequence[Kind] = FAMILIES) -> None:
     """
     settings = parse_or_exit(Settings, sys.argv[1:], os.environ)
     log_to_stderr(settings.log_level, settings.log_format, job_field)
+    bypass_proxies()
     try:
         epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
     except KubeError as error:

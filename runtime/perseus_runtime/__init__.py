@@ -6,6 +6,7 @@ In the order in which a process uses it:
     settings        one frozen dataclass, from which flags, environment variables and ``--help`` are made
     logs            JSON, one object a line
     addresses       where it listens
+    direct          what it reaches without the environment's proxy
     tls             mutual TLS of its gRPC services, whose certificates are renewed without a restart; ``certificate``
                     says when one ends
     http_server     probes, metrics and pages

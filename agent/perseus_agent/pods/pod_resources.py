@@ -22,6 +22,7 @@ from perseus_agent.pods.gpu_names import GpuNames, Undrivable
 from perseus_core import keys
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
+from perseus_runtime import direct
 
 MIN_INTERVAL_S: Final = 0.2
 """The kubelet allows all its clients together 100 calls a second, in bursts of 10."""
@@ -36,7 +37,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_http_proxy", 0),
+    direct.GRPC,
 )
 
 

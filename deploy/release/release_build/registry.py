@@ -22,6 +22,7 @@ from release_build.commands import ReleaseFailed
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _START_TIMEOUT_S: Final = 20.0
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows loopback
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Registry:
     def _get(self, path: str, accept: str) -> bytes:
         request = urllib.request.Request(f"http://{self.host}/v2/{path}", headers={"Accept": accept})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - on loopback
+            with _DIRECT.open(request, timeout=60) as answer:
                 return bytes(answer.read())
         except urllib.error.URLError as error:
             raise ReleaseFailed(f"the local registry has no {path}: {error}") from error
@@ -118,7 +119,7 @@ def _wait(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://{host}/v2/", timeout=1).close()
+            _DIRECT.open(f"http://{host}/v2/", timeout=1).close()
             return
         time.sleep(0.05)
     raise ReleaseFailed(f"the local registry does not answer on {host}:\n{log.read_text()[-2000:]}")

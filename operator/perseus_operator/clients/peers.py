@@ -17,6 +17,7 @@ from perseus_operator import errors
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import KubeUnavailable, OperatorError, UnknownJob
 from perseus_proto.v1alpha1 import operator_pb2, peer_pb2, peer_pb2_grpc
+from perseus_runtime import direct
 from perseus_runtime.tls import CallerCredentials
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 ERROR_METADATA: Final = "perseus-error"
 """Names the exception of ``errors`` that an answer stands for."""
 _TIMEOUT_S: Final = 4.0
-_MAX_BYTES: Final = 16 << 20
+_OPTIONS: Final = (("grpc.max_receive_message_length", 16 << 20), direct.GRPC)
 """Of a page's document: a plan of six thousand instructions is half a megabyte."""
 
 
@@ -80,10 +81,7 @@ class Peers:
         self._credentials = self._files.renewed() or self._credentials
         if self._credentials is None:
             raise KubeUnavailable("--tls-cert, --tls-key, --tls-ca: the files cannot be read; the log has the reason")
-        options = (
-            ("grpc.ssl_target_name_override", self._server_name),
-            ("grpc.max_receive_message_length", _MAX_BYTES),
-        )
+        options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
         async with grpc.aio.secure_channel(address, self._credentials, options=options) as channel:
             try:
                 return await call(peer_pb2_grpc.PeerStub(channel))

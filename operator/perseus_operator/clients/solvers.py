@@ -25,6 +25,7 @@ from perseus_operator.solving.messages import BEGUN_METADATA, MAX_BYTES, Invalid
 from perseus_operator.solving.pool import digest_of
 from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.slots import FairSlots
+from perseus_runtime import direct
 from perseus_runtime.addresses import parse_address
 from perseus_runtime.tls import CallerCredentials
 
@@ -48,6 +49,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_send_message_length", MAX_BYTES),
     ("grpc.enable_retries", 0),
+    direct.GRPC,
 )
 
 Resolve = Callable[[str], Awaitable[frozenset[str]]]

@@ -52,6 +52,7 @@ from perseus_operator.plugin.tables import (
     plan_text,
 )
 from perseus_runtime.command_line import CommandParser
+from perseus_runtime.direct import bypass_proxies
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 _PROGRAM: Final = "kubectl perseus"
@@ -60,6 +61,7 @@ _DELAY = re.compile(r"(?P<number>\d{1,7}(?:\.\d{1,6})?)(?P<unit>s|it)")
 
 def main() -> None:
     """Run ``kubectl-perseus`` with the process's arguments and exit with its code."""
+    bypass_proxies()
     sys.exit(run(sys.argv[1:], sys.stdout, sys.stderr))
 
 

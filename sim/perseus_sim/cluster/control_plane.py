@@ -222,7 +222,10 @@ class ControlPlane:
 
     def _answers(self, path: str) -> bool:
         try:
-            with urllib.request.urlopen(self.server + path, context=self._tls, timeout=5):  # noqa: S310 - https
+            direct = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls)
+            )
+            with direct.open(self.server + path, timeout=5):
                 return True
         except OSError:
             return False

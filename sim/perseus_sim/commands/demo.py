@@ -46,9 +46,11 @@ def run(options: argparse.Namespace, outputs: Outputs) -> int:  # noqa: ARG001
     Raises:
         SolverError: the input cannot be used.
     """
+    from perseus_runtime.direct import bypass_proxies
     from perseus_sim.demo.observer import DemoFailed
     from perseus_sim.demo.scenario import Demo, DemoOptions
 
+    bypass_proxies()
     try:
         demo = Demo(
             DemoOptions(

@@ -14,6 +14,7 @@ from perseus_operator.clients.agents.selections import SelectionStream
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentUnavailable
 from perseus_proto.v1alpha1 import agent_pb2_grpc
+from perseus_runtime import direct
 from perseus_runtime.tls import CallerCredentials
 
 _OPTIONS: Final = (
@@ -24,6 +25,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    direct.GRPC,
 )
 
 
