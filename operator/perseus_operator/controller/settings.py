@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perseus_core import keys
 from perseus_operator.jobs.limits import Limits
-from perseus_runtime.addresses import on_loopback
+from perseus_runtime.addresses import on_loopback, parse_url
 from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 from perseus_runtime.settings import parse_settings as parse
 
@@ -197,8 +197,13 @@ class Settings(BaseSettings):
         )
         if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
-        if self.otlp_endpoint and not re.fullmatch(r"https?://[^/]+:[0-9]{1,5}", self.otlp_endpoint):
-            raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
+        if self.otlp_endpoint:
+            try:
+                found = parse_url(self.otlp_endpoint)
+            except ValueError as error:
+                raise InvalidSetting(f"--otlp-endpoint: {error}") from None
+            if found.port is None or found.path:
+                raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
         if self.webhook_address and not (self.webhook_cert and self.webhook_key):
             raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
         if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import yaml
@@ -37,10 +38,11 @@ from perseus_operator.families.training.features.stragglers.annotation import (
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, prometheus
+from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report
 from perseus_operator.plugin.job import NO_DEFINITION, load_job, read_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
+from perseus_operator.plugin.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import (
     Terminal,
@@ -51,6 +53,7 @@ from perseus_operator.plugin.tables import (
     listing_text,
     plan_text,
 )
+from perseus_runtime.addresses import parse_url
 from perseus_runtime.command_line import CommandParser
 from perseus_runtime.direct import bypass_proxies
 
@@ -127,9 +130,11 @@ def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) 
 
 def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
     everywhere = options.all_namespaces
-    document = energy_report(
-        prometheus(options.prometheus), options.since, options.by, None if everywhere else namespace
+    access = Access(
+        options.prometheus_token_file, options.prometheus_ca, options.prometheus_cert, options.prometheus_key
     )
+    query = Prometheus(options.prometheus, access)
+    document = energy_report(query, options.since, options.by, None if everywhere else namespace)
     return document, energy_report_text(document, "any namespace" if everywhere else f"namespace {namespace}")
 
 
@@ -252,10 +257,18 @@ def command_parser() -> argparse.ArgumentParser:
     shown.add_argument("--by", choices=tuple(GROUPS), default="job", help="what a row is; default: job")
     shown.add_argument(
         "--prometheus",
+        type=_url,
         default=os.environ.get("PERSEUS_PROMETHEUS", "http://localhost:9090"),
         metavar="URL",
         help="of the site; default: PERSEUS_PROMETHEUS, or http://localhost:9090",
     )
+    for name, what in (
+        ("token-file", f"holds the bearer token that it wants; default: the token in {ENV_TOKEN}, if there is one"),
+        ("ca", "authority (PEM) of its certificate; default: the system's"),
+        ("cert", "certificate (PEM) that it wants from you; needs --prometheus-key"),
+        ("key", "private key (PEM) of that certificate"),
+    ):
+        shown.add_argument(f"--prometheus-{name}", type=Path, metavar="FILE", help=what)
     shown.set_defaults(command=_report)
     shown = commands.add_parser("doctor", parents=[job], help="why a job does not save, step by step, and what to do")
     shown.set_defaults(command=_doctor)
@@ -309,6 +322,14 @@ def _slowdown(text: str) -> float:
     if not 1.0 <= factor <= 100.0:
         raise argparse.ArgumentTypeError(f"must be a factor from 1 (back to normal) to 100, such as 1.2, not {text!r}")
     return factor
+
+
+def _url(text: str) -> str:
+    try:
+        parse_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; such as http://localhost:9090") from None
+    return text
 
 
 def _since(text: str) -> str:

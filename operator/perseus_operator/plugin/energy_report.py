@@ -5,16 +5,11 @@ PerseusJobs are deleted after their TTL and the operator remembers none of them,
 
 from __future__ import annotations
 
-import json
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from typing import Final
 
 from perseus_core.units import kwh_from_j
-from perseus_operator.errors import CannotAnswer, InvalidSpec
 from perseus_operator.objects.values import Json
 
 SINCE: Final = re.compile(r"[1-9][0-9]{0,3}[mhdw]")
@@ -24,8 +19,6 @@ GROUPS: Final = {
     "namespace": ("job_namespace",),
     "class": ("energy_class",),
 }
-_TIMEOUT_S: Final = 30.0
-_MAX_BYTES: Final = 64 << 20
 _ENERGY, _BASELINE = "perseus_job_energy_joules_total", "perseus_job_baseline_energy_joules_total"
 
 Query = Callable[[str], list[Json]]
@@ -65,35 +58,6 @@ def energy_report(query: Query, since: str, by: str, namespace: str | None) -> J
     rows.sort(key=lambda row: -row["savedKilowattHours"])
     total = [sum(column) for column in zip(*groups.values(), strict=True)] or [0.0, 0.0, 0.0]
     return {"since": since, "by": by, "rows": rows, "total": _figures(*total)}
-
-
-def prometheus(url: str) -> Query:
-    """Queries to a Prometheus.
-
-    Args:
-        url: such as http://localhost:9090.
-
-    Raises:
-        InvalidSpec: it is no address of a web server.
-    """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise InvalidSpec(f"--prometheus: must be an address such as http://localhost:9090, not {url!r}")
-
-    address = f"{url.rstrip('/')}/api/v1/query"
-
-    def query(text: str) -> list[Json]:
-        body = urllib.parse.urlencode({"query": text}).encode()
-        try:
-            with urllib.request.urlopen(address, body, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # http or https
-                found = json.loads(answer.read(_MAX_BYTES))
-            if found["status"] != "success" or found["data"]["resultType"] != "vector":
-                raise ValueError("its answer is no vector")
-            return list(found["data"]["result"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise CannotAnswer(f"--prometheus: {url} does not answer as a Prometheus: {reason}") from error
-
-    return query
 
 
 def _job(series: Json) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import urllib3.exceptions
 from perseus_core import keys
 from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
+from perseus_runtime.addresses import parse_url
 
 _TIMEOUT_S: Final = 15.0
 _ATTEMPTS: Final = 5
@@ -48,8 +49,11 @@ class KubeReader:
                 if active is None:
                     raise KubeUnavailable(f"--context: the kubeconfig has no context {context!r}")
             api = loader.new_client_from_config(config_file=kubeconfig, context=context)
+            parse_url(api.configuration.host)
         except loader.ConfigException as error:
             raise KubeUnavailable(f"no usable kubeconfig: {error}") from error
+        except ValueError as error:
+            raise KubeUnavailable(f"no usable kubeconfig: server: {error}") from error
         api.configuration.retries = 1
         self.namespace: str = active["context"].get("namespace") or "default"
         self._api: Any = api

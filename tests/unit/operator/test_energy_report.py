@@ -1,17 +1,12 @@
-"""What jobs took and saved over a time that is past: sums, groups, and a Prometheus that does not answer as one."""
+"""What jobs took and saved over a time that is past: sums and groups."""
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from perseus_operator.errors import CannotAnswer, InvalidSpec
-from perseus_operator.plugin.energy_report import energy_report, prometheus
+from perseus_operator.plugin.energy_report import energy_report
 from perseus_operator.plugin.tables import energy_report_text
 
 KWH_J = 3_600_000
@@ -63,52 +58,3 @@ def test_the_table_says_what_it_is_of() -> None:
     assert total.startswith("total")
     empty = energy_report_text(energy_report(lambda _: [], "4w", "job", "team-c"), "namespace team-c")
     assert empty == "The Prometheus has no energy of jobs of namespace team-c in the last 4w."
-
-
-@pytest.fixture
-def odd_server() -> Iterator[tuple[str, list[bytes]]]:
-    """A web server that answers with what the list holds."""
-    answers: list[bytes] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answers[-1])
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"<html>",
-        b"[]",
-        b"{}",
-        json.dumps({"status": "error", "error": "x"}).encode(),
-        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode(),
-    ],
-    ids=["page", "list", "empty", "error", "matrix"],
-)
-def test_what_is_no_prometheus_is_named(odd_server: tuple[str, list[bytes]], body: bytes) -> None:
-    url, answers = odd_server
-    answers.append(body)
-    with pytest.raises(CannotAnswer, match=f"--prometheus: {url} does not answer as a Prometheus"):
-        prometheus(url)("up")
-
-
-def test_nobody_there_and_no_address_are_errors_of_one_line() -> None:
-    with pytest.raises(CannotAnswer, match=r"does not answer as a Prometheus: .*refused"):
-        prometheus("http://127.0.0.1:9")("up")
-    with pytest.raises(InvalidSpec, match="must be an address such as http://localhost:9090, not 'localhost:9090'"):
-        prometheus("localhost:9090")

@@ -1,0 +1,155 @@
+"""The site's Prometheus, or what answers as one: Thanos, Mimir, VictoriaMetrics.
+
+Its address is validated once and never holds a secret; a token and keys come from files or the environment, go to that
+address alone, and are in no message.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from perseus_operator.errors import CannotAnswer, InvalidSpec
+from perseus_operator.objects.values import Json
+from perseus_runtime.addresses import LOOPBACK, parse_url
+
+ENV_TOKEN: Final = "PERSEUS_PROMETHEUS_TOKEN"  # noqa: S105  # its name
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 64 << 20
+_MAX_TOKEN_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class Access:
+    """With what to ask a Prometheus.
+
+    Attributes:
+        token_file: holds the bearer token; None: that of the environment, if it has one.
+        ca: PEM file of the authority of its certificate; None: the system's.
+        cert, key: PEM files of the certificate that it wants from callers; None: it wants none.
+    """
+
+    token_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class Prometheus:
+    """Answers queries."""
+
+    def __init__(self, url: str, access: Access, environment: Mapping[str, str] = os.environ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            url: such as http://localhost:9090, as ``parse_url`` takes it.
+            access: files.
+            environment: may hold a token, as `ENV_TOKEN`.
+
+        Raises:
+            InvalidSpec: a file cannot be used, or a token would travel in the clear.
+        """
+        found = parse_url(url)
+        self._where = url.rstrip("/")
+        token = _token(access, environment)
+        if token and found.scheme == "http" and found.host not in LOOPBACK:
+            raise InvalidSpec("--prometheus: must be https:// where a token is sent, or on loopback")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_tls(access)), _Stay())
+
+    def __call__(self, text: str) -> list[Json]:
+        """Send a PromQL query whose answer is a vector; return its series.
+
+        Raises:
+            CannotAnswer: the Prometheus does not answer as one does.
+        """
+        body = urllib.parse.urlencode({"query": text}).encode()
+        request = urllib.request.Request(f"{self._where}/api/v1/query", body, self._headers)  # noqa: S310  # parse_url
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                return _series(json.loads(answer.read(_MAX_BYTES)))
+        except urllib.error.HTTPError as error:
+            raise CannotAnswer(f"--prometheus: {self._where} answers {error.code}{self._advice(error.code)}") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise CannotAnswer(
+                f"--prometheus: {self._where} does not answer as a Prometheus: {reason or type(error).__name__}"
+            ) from error
+
+    def _advice(self, status: int) -> str:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            if self._headers:
+                return ": it does not accept the token"
+            return f": it wants a token; see --prometheus-token-file and {ENV_TOKEN}"
+        if status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, *range(303, 309)):
+            return ": it is elsewhere; give the address to which it leads, as a token is sent to no other"
+        return f" {http.client.responses.get(status, '')}".rstrip()
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nobody elsewhere: urllib would take the token along."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _series(answer: Any) -> list[Json]:
+    if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
+        raise ValueError("its answer is no vector")
+    found: list[Json] = answer["data"]["result"]
+    for series in found:
+        if not isinstance(series["metric"], dict):
+            raise ValueError("its answer is no vector")
+        float(series["value"][1])
+    return found
+
+
+def _token(access: Access, environment: Mapping[str, str]) -> str:
+    if access.token_file is None:
+        name, token = ENV_TOKEN, environment.get(ENV_TOKEN, "")
+    else:
+        name = "--prometheus-token-file"
+        try:
+            with access.token_file.open("rb") as file:
+                token = file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace")
+        except OSError as error:
+            raise InvalidSpec(f"{name}: {access.token_file} cannot be read: {error.strerror}") from error
+        if not token.strip():
+            raise InvalidSpec(f"{name}: {access.token_file} holds no token")
+    if token.strip() and not _TOKEN.fullmatch(token.strip()):
+        raise InvalidSpec(f"{name}: must hold one token, of printable ASCII characters without spaces")
+    return token.strip()
+
+
+def _tls(access: Access) -> ssl.SSLContext:
+    if (access.cert is None) != (access.key is None):
+        raise InvalidSpec("--prometheus-cert, --prometheus-key: one needs the other")
+    try:
+        tls = ssl.create_default_context(cafile=access.ca)
+    except (OSError, ValueError) as error:
+        raise InvalidSpec(f"--prometheus-ca: {access.ca} holds no certificates: {_reason(error)}") from error
+    if access.cert is not None:
+        try:
+            tls.load_cert_chain(access.cert, access.key, password="")  # none is asked on the terminal
+        except (OSError, ValueError) as error:
+            raise InvalidSpec(
+                f"--prometheus-cert, --prometheus-key: must be PEM files of a certificate and its key, without a "
+                f"password: {_reason(error)}"
+            ) from error
+    return tls
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

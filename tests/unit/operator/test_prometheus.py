@@ -1,0 +1,225 @@
+"""Asking a Prometheus: whatever it is, and whatever was typed, is one line, and no secret is in it."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perseus_operator.errors import CannotAnswer, InvalidSpec
+from perseus_operator.plugin import cli
+from perseus_operator.plugin.prometheus import Access, Prometheus
+from perseus_sim.cluster.pki import Authority, write_pairs
+
+VECTOR = json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}}).encode()
+NOTHING = Access()
+SECRET = "s3cret-t0ken"
+
+
+@dataclass
+class Answers:
+    """What a web server answers, and what it has been asked with."""
+
+    url: str = ""
+    body: bytes = VECTOR
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    wants_token: bool = False
+    tokens: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[Answers]:
+    """A web server on loopback."""
+    answers = Answers()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answers.tokens.append(self.headers["Authorization"])
+            refused = answers.wants_token and self.headers["Authorization"] != f"Bearer {SECRET}"
+            self.send_response(401 if refused else answers.status)
+            for name, value in answers.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answers.body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    answers.url = f"http://127.0.0.1:{web.server_port}"
+    yield answers
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+def ask(url: str, access: Access = NOTHING, **environment: str) -> Any:
+    return Prometheus(url, access, environment)("up")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        json.dumps({"status": "error", "error": "x"}).encode(),
+        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode(),
+        json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}).encode(),
+    ],
+    ids=["page", "list", "empty", "deep", "error", "matrix", "no-value"],
+)
+def test_what_is_no_prometheus_is_named(server: Answers, body: bytes) -> None:
+    server.body = body
+    with pytest.raises(CannotAnswer, match=f"--prometheus: {server.url} does not answer as a Prometheus: "):
+        ask(server.url)
+
+
+def test_nobody_there_is_an_error_of_one_line() -> None:
+    with pytest.raises(CannotAnswer, match=r"does not answer as a Prometheus: .*refused"):
+        ask("http://127.0.0.1:9")
+
+
+def test_one_that_wants_a_token_gets_it(server: Answers, tmp_path: Path) -> None:
+    """Source: robusta-dev/krr issue 170, fluxcd/flagger issue 1064: Thanos of OpenShift wants a bearer token."""
+    server.wants_token = True
+    with pytest.raises(CannotAnswer, match="answers 401: it wants a token; see --prometheus-token-file and PERSEUS_PR"):
+        ask(server.url)
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    assert ask(server.url, Access(token_file=file)) == []
+    assert ask(f"{server.url}/", PERSEUS_PROMETHEUS_TOKEN=SECRET) == []
+    with pytest.raises(CannotAnswer, match="answers 401: it does not accept the token"):
+        ask(server.url, PERSEUS_PROMETHEUS_TOKEN="another")
+
+
+@pytest.mark.parametrize("token", [f"{SECRET}\r\nHost: x", f"{SECRET} two", f"{SECRET}\x7f", f"{SECRET}é"])
+def test_what_is_no_token_is_refused_and_not_shown(token: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    for access, environment in ((Access(token_file=file), {}), (Access(), {"PERSEUS_PROMETHEUS_TOKEN": token})):
+        with pytest.raises(InvalidSpec, match="must hold one token") as refusal:
+            ask("https://prometheus.example", access, **environment)
+        assert SECRET not in str(refusal.value)
+
+
+def test_a_token_goes_to_its_address_alone(server: Answers) -> None:
+    with pytest.raises(InvalidSpec, match="--prometheus: must be https:// where a token is sent, or on loopback"):
+        ask("http://prometheus.example", PERSEUS_PROMETHEUS_TOKEN=SECRET)
+    server.status, server.headers = 302, {"Location": f"{server.url}/elsewhere"}
+    with pytest.raises(CannotAnswer, match="answers 302: it is elsewhere"):
+        ask(server.url, PERSEUS_PROMETHEUS_TOKEN=SECRET)
+    assert server.tokens == [f"Bearer {SECRET}"], "it was not taken along"
+
+
+def test_one_that_wants_a_certificate_gets_it(tmp_path: Path) -> None:
+    """Source: robusta-dev/krr issue 170: a Prometheus of a company's own authority, behind mutual TLS."""
+    pki = tmp_path / "pki"
+    write_pairs(pki, Authority("company"), ["localhost", "me"])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki / "ca.crt"))
+    tls.load_cert_chain(pki / "localhost.crt", pki / "localhost.key")
+    tls.verify_mode = ssl.CERT_REQUIRED
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(VECTOR)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    web.socket = tls.wrap_socket(web.socket, server_side=True)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    url = f"https://localhost:{web.server_port}"
+    try:
+        assert ask(url, Access(ca=pki / "ca.crt", cert=pki / "me.crt", key=pki / "me.key")) == []
+        with pytest.raises(CannotAnswer, match="CERTIFICATE_VERIFY_FAILED"):
+            ask(url)
+        with pytest.raises(CannotAnswer, match=re.escape(f"{url} does not answer as a Prometheus: ")):
+            ask(url, Access(ca=pki / "ca.crt"))
+    finally:
+        web.shutdown()
+        thread.join()
+        web.server_close()
+
+
+def test_a_kubeconfig_without_an_address_is_one_line(tmp_path: Path) -> None:
+    """Found beside robusta-dev/krr issue 170: the client of Kubernetes raised ValueError."""
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": "http://[::1:1"}}],
+                "users": [{"name": "u", "user": {}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    err = io.StringIO()
+    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
+    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: server: ")
+    assert len(err.getvalue().splitlines()) == 1
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("<html>")
+    (tmp_path / "empty").write_text("\n")
+    for access, message in (
+        (Access(token_file=tmp_path / "none"), "--prometheus-token-file: .*none cannot be read: No such file"),
+        (Access(token_file=tmp_path), "--prometheus-token-file: .* cannot be read: Is a directory"),
+        (Access(token_file=tmp_path / "empty"), "--prometheus-token-file: .*empty holds no token"),
+        (Access(ca=tmp_path / "none"), "--prometheus-ca: .*none holds no certificates: No such file"),
+        (Access(ca=page), "--prometheus-ca: .*page holds no certificates"),
+        (Access(cert=page), "--prometheus-cert, --prometheus-key: one needs the other"),
+        (Access(cert=page, key=page), "--prometheus-cert, --prometheus-key: must be PEM files"),
+    ):
+        with pytest.raises(InvalidSpec, match=message):
+            ask("https://prometheus.example", access)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret-t0ken@127.0.0.1",
+        "https://prometheus.example/?token=s3cret-t0ken",
+        "http://[::1:9090",
+        "http://[1.2.3.4]:9090",
+        "http://localhost:99999",
+        "http://localhost:0",
+        "http://prom example/",
+        "http://",
+        "localhost:9090",
+        "ftp://prometheus.example",
+    ],
+)
+def test_what_is_no_address_ends_with_code_2_and_is_not_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Source: robusta-dev/krr issue 170; addresses as they are mistyped, and one with a password."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(["report", "--prometheus", url], io.StringIO(), io.StringIO())
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    assert "--prometheus: must be http:// or https:// and a host" in message
+    assert len(message.splitlines()) == 1
+    assert "s3cret" not in message
