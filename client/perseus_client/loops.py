@@ -11,15 +11,14 @@ A PerseusJob with schedule ``Steps`` plans them. One line marks the iterations o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from perseus_client.framework import Attachment, Schedule, agent_expected
+from perseus_client.launchers import global_rank
 from perseus_client.own_time import waits_inside, watch
 from perseus_core.rank import RankId
 
@@ -109,7 +108,7 @@ class Steps(Attachment):
         super().connect(rank, schedule, joined)
 
     def _describe(self) -> tuple[RankId, Schedule]:
-        return RankId(_rank() if self._rank is None else self._rank, 0), list(_SCHEDULE)
+        return RankId(global_rank(os.environ) if self._rank is None else self._rank, 0), list(_SCHEDULE)
 
 
 def steps(
@@ -126,7 +125,8 @@ def steps(
             others, so that slow ranks are found and fast ones save. None: each step is one whole.
         accumulate: items of one iteration, where gradients are accumulated. What is left over at the end of a loop is
             an incomplete iteration, which is not used.
-        rank: which of the data-parallel ranks this is; None: torch's global rank, or the environment's RANK.
+        rank: which of the data-parallel ranks this is; None: torch's global rank, or the one that the launcher (such
+            as torchrun, MPI or srun) names. Where it is not known, there are no energy plans.
         options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
     """
     if accumulate < 1:
@@ -143,13 +143,3 @@ def steps(
         yield item
         if marks.is_last:
             marks.end()
-
-
-def _rank() -> int:
-    with contextlib.suppress(Exception):  # nothing may reach the training code
-        distributed = sys.modules["torch"].distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank())
-    with contextlib.suppress(ValueError):
-        return int(os.environ.get("RANK", "0"))
-    return 0

@@ -10,6 +10,7 @@ import pytest
 
 import perseus_client
 from perseus_client import loops as module
+from perseus_client.launchers import LAUNCHERS
 from perseus_client.session import Session
 from perseus_core.keys import ENV_SOCKET
 
@@ -87,16 +88,31 @@ def test_the_rank_is_torch_s_or_the_environment_s(connected: Any, monkeypatch: p
         list(perseus_client.steps("a"))
         return connected[-1][0][0]
 
-    monkeypatch.delenv("RANK", raising=False)
+    for name in (name for names in LAUNCHERS for name in names):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert rank_of_next() == 0
-    monkeypatch.setenv("RANK", "no number")
-    assert rank_of_next() == 0
-    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
     assert rank_of_next() == 5
     distributed = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 7)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=distributed))  # type: ignore[arg-type]
     assert rank_of_next() == 7
+
+
+def test_a_rank_that_is_not_known_is_one_line_and_no_plan(
+    connected: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Source: kubeflow/mpi-operator issue 439: every process of ``mpirun`` was rank 0."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
+    assert list(perseus_client.steps("abc")) == ["a", "b", "c"]
+    assert not connected
+    assert [record.getMessage() for record in caplog.records] == [
+        "perseus_client: steps: this rank trains without energy plans: its rank is not known: RANK is 0, but "
+        "OMPI_COMM_WORLD_RANK is 3 of 8; pass rank= or unset one of them"
+    ]
 
 
 def test_a_wrong_argument_is_logged_and_training_goes_on(connected: Any, caplog: pytest.LogCaptureFixture) -> None:

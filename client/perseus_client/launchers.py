@@ -1,0 +1,95 @@
+"""Which of the data-parallel processes this one is, by what its launcher has put into the environment.
+
+Launchers run inside each other: srun starts torchrun on each node, and mpirun runs within a batch job. The one that
+counts the most processes is the innermost. Two that count equally many must name the same rank, and a rank is 0 only if
+something says so, or nothing says that there are others: two processes with the rank of one would share its plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from perseus_client.framework import Unsupported
+
+LAUNCHERS: Final = (
+    ("RANK", "WORLD_SIZE"),  # torchrun, DeepSpeed, Ray Train, Accelerate, PyTorchJob
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
+)
+"""The variables in which launchers say a process's rank and the number of processes."""
+_RANK_ONLY: Final = "PMIX_RANK"
+"""Of PMIx, which says no number of processes; it counts where nothing else does."""
+_SLURM_STEP: Final = "SLURM_STEP_ID"
+"""Set by srun. A batch script has SLURM_PROCID and SLURM_NTASKS too, and is one process."""
+
+
+class _Said(NamedTuple):
+    """What one launcher says."""
+
+    variable: str
+    rank: int | None
+    size: int | None
+
+    def __str__(self) -> str:
+        of = f" of {self.size}" if self.size is not None else ""
+        return f"{self.variable} is {'not set' if self.rank is None else self.rank}{of}"
+
+
+def global_rank(environment: Mapping[str, str]) -> int:
+    """This process's rank: torch's, where it is initialised; else its launcher's.
+
+    Args:
+        environment: of the process.
+
+    Raises:
+        Unsupported: launchers contradict each other, or there are other processes and nothing says which this is.
+    """
+    with suppress(Exception):  # nothing may reach the training code
+        distributed = sys.modules["torch"].distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+    return launched_rank(environment)
+
+
+def launched_rank(environment: Mapping[str, str]) -> int:
+    """The rank by the environment alone; raises as ``global_rank`` does."""
+    said = [found for names in LAUNCHERS if (found := _said(environment, *names)) is not None]
+    if not said:
+        rank = _number(environment, _RANK_ONLY)
+        return 0 if rank is None else rank
+    most = max(found.size or 0 for found in said)
+    inner = [found for found in said if (found.size or 0) == most or (found.size is None and found.variable == "RANK")]
+    named = [found for found in inner if found.rank is not None]
+    for other in named[1:]:
+        if other.rank != named[0].rank:
+            raise Unsupported(f"its rank is not known: {named[0]}, but {other}; pass rank= or unset one of them")
+    if not named or named[0].rank is None:
+        raise Unsupported(f"its rank is not known: {inner[0]}; pass rank=")
+    return named[0].rank
+
+
+def _said(environment: Mapping[str, str], rank_name: str, size_name: str) -> _Said | None:
+    """What a launcher says; None: it has not started this process."""
+    if rank_name == "SLURM_PROCID" and _SLURM_STEP not in environment:
+        return None
+    rank, size = _number(environment, rank_name), _number(environment, size_name)
+    if rank is None and (size is None or size <= 1):
+        return None
+    if rank is not None and size is not None and rank >= size:
+        raise Unsupported(f"its rank is not known: {rank_name} is {rank}, but {size_name} is {size}; pass rank=")
+    return _Said(rank_name, rank, size)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise Unsupported(f"its rank is not known: {name} is {text[:40]!r}, which is no number; pass rank=")
+    return int(text)
