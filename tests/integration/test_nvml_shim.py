@@ -353,6 +353,19 @@ def test_a_gpu_without_samples_of_power_has_its_counter(shim: Shim) -> None:
     opened.close()
 
 
+def test_a_gpu_that_cannot_be_measured_leaves_the_others_theirs(shim: Shim, caplog: pytest.LogCaptureFixture) -> None:
+    """Source: NVIDIA/dcgm-exporter issue 46: one of eight GPUs answers its identity, and ERR for what is measured."""
+    for gpu in (0, 1):
+        shim.set(gpu, busy_permille=1000, energy_period_us=TICK_US)
+    for function in ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetSamples"):
+        shim.inject(function, pynvml.NVML_ERROR_UNKNOWN, gpu=1)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.05)
+    assert [device.energy() is not None for device in opened.devices] == [True, False]
+    assert [device.controllability()[0] for device in opened.devices] == [Controllability.YES] * 2
+    assert "; its energy counter is not used" in caplog.text
+    opened.close()
+
+
 def test_event_reasons_keep_what_means_something_and_fall_back_on_old_drivers(
     devices: nvml.NvmlDevices, shim: Shim
 ) -> None:

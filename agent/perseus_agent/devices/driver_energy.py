@@ -82,8 +82,9 @@ class DriverEnergy:
     def judge(self, before_mj: int | None, elapsed_s: float) -> None:
         """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
         samples of power instead where they are dense."""
-        if usable(self._driver.power_samples(), us_from_ns(time.time_ns())):
-            self._sampled, self._returned_us = SampledEnergy(), self._driver.now_us()
+        with contextlib.suppress(DeviceError):  # one of the two may fail
+            if usable(self._driver.power_samples(), us_from_ns(time.time_ns())):
+                self._sampled, self._returned_us = SampledEnergy(), self._driver.now_us()
         after_mj = self._driver.raw_energy_mj()
         if before_mj is None or after_mj is None:
             return

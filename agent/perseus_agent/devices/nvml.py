@@ -121,10 +121,10 @@ class NvmlDevices:
         try:
             self.driver_version: str = _translate("driver version", pynvml.nvmlSystemGetDriverVersion)
             self.devices: tuple[NvmlDevice, ...] = tuple(self._found())
-            before = [device.raw_energy_mj() for device in self.devices]
+            before = [_unless_failed(device.raw_energy_mj) for device in self.devices]
             time.sleep(energy_check_s if any(value is not None for value in before) else 0)
             for device, value in zip(self.devices, before, strict=True):
-                device.judge_energy(value, energy_check_s)
+                _unless_failed(partial(device.judge_energy, value, energy_check_s))
         except BaseException:
             pynvml.nvmlShutdown()
             raise
@@ -325,6 +325,17 @@ class NvmlDevice:
             raise DeviceLost(f"{self._uuid}: the driver does not find this GPU any more") from None
         self._handle_generation = generation
         return self._handle
+
+
+def _unless_failed(call: Callable[[], T]) -> T | None:
+    """What a call about one GPU's energy counter returns; None: it failed. Others keep theirs."""
+    try:
+        return call()
+    except DriverUnavailable:
+        raise
+    except DeviceError as error:
+        log.error("%s; its energy counter is not used", error)
+        return None
 
 
 def _translate(what: str, function: Callable[[], T]) -> T:
