@@ -319,6 +319,9 @@ def node_matches(agent: Any, labels: dict[str, str]) -> bool:
 
 GPU_LABELS = [
     {"feature.node.kubernetes.io/pci-10de.present": "true"},
+    # NVIDIA/k8s-device-plugin issue 1213, siderolabs/talos issue 12103: as Node Feature Discovery installs itself
+    {"feature.node.kubernetes.io/pci-0302_10de.present": "true"},
+    {"feature.node.kubernetes.io/pci-0300_10de.present": "true"},
     {"feature.node.kubernetes.io/cpu-model.vendor_id": "NVIDIA"},
     {"nvidia.com/gpu.present": "true"},
 ]

@@ -49,12 +49,17 @@ class Preset:
         """The workload's name, as the pod says it; empty: it does not."""
         if not self.owner_kind:
             return pod.labels.get(self.name_label, "")
-        if pod.owner is None or pod.owner.kind != self.owner_kind:
+        group = self.group.partition("/")[0]
+        if pod.owner is None or (pod.owner.api_version.partition("/")[0], pod.owner.kind) != (group, self.owner_kind):
             return ""
-        suffix = pod.labels.get(self.suffix_label, "") if self.suffix_label else ""
-        return pod.owner.name.removesuffix(f"-{suffix}" if suffix else "")
+        if not self.suffix_label:
+            return pod.owner.name
+        name, _, suffix = pod.owner.name.rpartition("-")
+        return name if suffix == pod.labels.get(self.suffix_label) else ""
 
 
+_RANDOM: Final = "bcdfghjklmnpqrstvwxz2456789"
+"""What Kubernetes makes random ends of names from."""
 _JOB_SET: Final = "jobset.sigs.k8s.io"
 _KUBEFLOW: Final = "training.kubeflow.org"
 _LWS: Final = "leaderworkerset.sigs.k8s.io"
@@ -105,7 +110,7 @@ PRESETS: Final[Mapping[WorkloadKind, Preset]] = {
     WorkloadKind.RAY_JOB: Preset(
         "ray.io/v1",
         "ray.io/cluster",
-        name_pattern=r"{}(-raycluster)?-[a-z0-9]{{5}}",
+        name_pattern=rf"{{}}(-raycluster)?-[{_RANDOM}]{{{{5}}}}",
         not_workers=("ray.io/node-type", frozenset({"head"})),
         owner_is_attempt=True,
     ),

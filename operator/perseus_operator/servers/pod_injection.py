@@ -8,6 +8,7 @@ No pod may fail to be created or to start because of it: what cannot be added sa
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -18,6 +19,7 @@ from perseus_operator.objects.values import Json
 from perseus_operator.servers.socket_offers import GPUS
 
 VOLUME: Final = "perseus-agent"
+_RUN, _VAR_RUN = PurePosixPath("/run"), PurePosixPath("/var/run")
 _WINDOWS: Final = f"{keys.LABEL_JOB}: a pod for Windows cannot reach an agent"
 
 
@@ -140,14 +142,17 @@ def _obstacle(container: Json, socket: str, directory: str, own: set[str]) -> st
     stated = _socket_of(container)
     if stated not in (None, socket):
         return f"{keys.ENV_SOCKET} is set to something other than {socket}: left unchanged"
+    there = _places(directory)
     for mount in container.get("volumeMounts") or ():
         path = PurePosixPath(mount["mountPath"])
-        if _at(mount, directory):
+        if _places(str(path)) & there:
             if mount["name"] not in own or mount.get("subPath") or mount.get("subPathExpr"):
-                return f"mounts another volume at {directory}: left unchanged"
-        elif path in PurePosixPath(directory).parents:
-            # A runtime could not make our mount point in a volume that is read-only, and the container would not start.
+                return f"mounts another volume at {path}: left unchanged"
+        # A runtime could not make a mount point in a volume that is read-only, and the container would not start.
+        elif _places(str(path)) & {parent for place in there for parent in place.parents}:
             return f"mounts a volume at {path}, above {directory}: left unchanged"
+        elif there & {parent for place in _places(str(path)) for parent in place.parents}:
+            return f"mounts a volume at {path}, below {directory}: left unchanged"
     return None
 
 
@@ -157,6 +162,12 @@ def _socket_of(container: Json) -> str | None:
         if variable["name"] == keys.ENV_SOCKET:
             return str(variable.get("value", ""))
     return None
+
+
+def _places(path: str) -> set[PurePosixPath]:
+    """A path as it is written, and as it is where images link ``/var/run`` to ``/run``, as most do."""
+    written = PurePosixPath(posixpath.normpath(path))
+    return {written, _RUN / written.relative_to(_VAR_RUN)} if written.is_relative_to(_VAR_RUN) else {written}
 
 
 def _at(mount: Json, directory: str) -> bool:

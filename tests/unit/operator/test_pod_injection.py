@@ -103,6 +103,22 @@ def test_what_was_done_by_hand_stays() -> None:
             [{"name": "v", "configMap": {}}],
             "mounts a volume at /run, above",
         ),
+        *(
+            (
+                {"volumeMounts": [{"name": "v", "mountPath": path, "readOnly": True}]},
+                [{"name": "v", "configMap": {}}],
+                said,
+            )
+            for path, said in (
+                # obot-platform/obot issue 5969, kubernetes/kubernetes issue 72261: images link /var/run to /run
+                ("/var/run", "mounts a volume at /var/run, above /run/perseus"),
+                ("/var/run/", "mounts a volume at /var/run, above /run/perseus"),
+                ("/var/run/perseus", "mounts another volume at /var/run/perseus"),
+                ("/run/perseus/agent.sock", "mounts a volume at /run/perseus/agent.sock, below /run/perseus"),
+                ("/var/run/perseus/x", "mounts a volume at /var/run/perseus/x, below /run/perseus"),
+                ("/opt/../run", "mounts a volume at /opt/../run, above /run/perseus"),
+            )
+        ),
         (
             {"volumeMounts": [{"name": "mine", "mountPath": DIRECTORY, "subPath": "a"}]},
             [BY_HAND],
@@ -120,6 +136,16 @@ def test_a_container_that_cannot_have_it_is_left_as_it_is(
     (said,) = after.warnings
     assert said.startswith("container c0: ")
     assert warning in said
+
+
+def test_a_volume_beside_it_does_no_harm() -> None:
+    before = pod({"volumeMounts": [{"name": "v", "mountPath": "/var/lib"}]}, volumes=[{"name": "v", "emptyDir": {}}])
+    after = inject(before, SOCKET)
+    assert [mount["mountPath"] for mount in after.pod["spec"]["containers"][0]["volumeMounts"]] == [
+        "/var/lib",
+        DIRECTORY,
+    ]
+    assert not after.warnings
 
 
 def test_a_volume_of_our_name_that_is_another_leaves_the_pod_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -82,14 +83,22 @@ def test_pods_of_a_deployment_are_those_of_all_its_replica_sets() -> None:
         pod("new", owner("ReplicaSet", "llama-3c4d"), **{"pod-template-hash": "3c4d"}),
         pod("other", owner("ReplicaSet", "llama-big-3c4d"), **{"pod-template-hash": "3c4d"}),
         pod("bare"),
+        pod("made by hand", owner("ReplicaSet", "llama")),
+        pod("another rollout", owner("ReplicaSet", "llama-5e6f"), **{"pod-template-hash": "7a8b"}),
+        pod(
+            "of others",
+            replace(owner("ReplicaSet", "llama-3c4d"), api_version="x.io/v1"),
+            **{"pod-template-hash": "3c4d"},
+        ),
         pod("set", owner("StatefulSet", "llama")),
+        pod("other set", replace(owner("StatefulSet", "llama"), api_version="apps.kruise.io/v1beta1")),
     ]
     chosen = select(pool(workload=DEPLOYMENT), pods)
     assert {each.name for each in chosen.pods} == {"old", "new"}
-    assert chosen.excluded == {"belong to another workload": 3}
+    assert chosen.excluded == {"belong to another workload": 7}
     of_set = select(pool(workload={**DEPLOYMENT, "kind": "StatefulSet"}), pods)
     assert {each.name for each in of_set.pods} == {"set"}
-    assert len(select(pool(), pods).pods) == 5
+    assert len(select(pool(), pods).pods) == len(pods)
     assert not select(pool(suspend=True), pods).pods
 
 

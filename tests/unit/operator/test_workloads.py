@@ -143,9 +143,14 @@ def test_a_launcher_or_head_is_a_worker_if_it_asks_for_a_gpu(kind: str) -> None:
         ("train-x7k2p9", False),
         ("train-two-x7k2p", False),
         ("strain-x7k2p", False),
+        ("train-large", False),
+        ("train-eval1", False),
+        ("train-2024a", False),
+        ("train-raycluster-large", False),
     ],
 )
 def test_a_ray_job_is_recognised_by_the_name_of_its_cluster(cluster: str, is_of_it: bool) -> None:
+    """Source: ray-project/kuberay issue 707 and pull request 3102: names of clusters, and their random ends."""
     made = pod("w", {"ray.io/cluster": cluster, "ray.io/node-type": "worker"}, owner="o")
     assert bool(select(refer("RayJob"), [made]).pods) is is_of_it
 
