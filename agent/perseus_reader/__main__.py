@@ -68,7 +68,7 @@ class _Page:
         self._source.close()
 
 
-class Reader:
+class PageReader:
     """Serves one agent, for as long as it is connected."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -128,13 +128,13 @@ def main() -> int:
         listener.bind(str(unborn))
         unborn.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
         listener.listen(1)
-        unborn.replace(given.socket)  # whoever finds it can connect
+        unborn.replace(given.socket)  # where it is found it can be reached
         while True:
             connection, _ = listener.accept()
             with connection:
                 log.info("the agent is connected")
                 with contextlib.suppress(OSError):
-                    Reader(connection).serve()
+                    PageReader(connection).serve()
                 log.info("the agent has gone")
 
 

@@ -1,7 +1,7 @@
 """Writes what a page says into an engine's memory, as the engine with the plugin would itself.
 
 A page has no steps: their mean time is that of the gaps between tokens, and how many there were follows from the tokens
-and the requests that ran. Steps that computed prompts are not told apart from others there, so an interval in which
+and the requests that ran. Steps that computed prompts look like others there, so an interval in which
 prompts were computed counts tokens and times of requests, and no step.
 """
 

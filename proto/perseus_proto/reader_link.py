@@ -2,7 +2,7 @@
 
 The agent asks for a page with a packet that carries the descriptors of an engine's memory and bell
 (``perseus_proto.engine_channel``), and ends it with one that carries none. The reader answers with what it has found:
-the engine, or why there is nothing to read. A packet is one JSON object; whoever reads one bounds every value.
+the engine, or why there is nothing to read. A packet is one JSON object, of which every value is bounded.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def decode(packet: bytes, kind: type[ReadPage] | type[PageFound]) -> Any:
 
 
 def is_address(host: str) -> bool:
-    """Whether this is an IP address: a name would have to be looked up, at whoever the pod's network asks."""
+    """Whether this is an IP address: a name would have to be looked up, and anybody may answer for it."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

@@ -23,7 +23,7 @@ from perseus_core import keys
 from perseus_sim.cluster.live_engines import Ended, LiveEngines, start_engines
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.demo.observer import DemoFailed, condition
-from perseus_sim.demo.serving_report import ServingResults, Span, write_serving_report
+from perseus_sim.demo.serving_report import LoadSpan, ServingResults, write_serving_report
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.load import Chat
 from perseus_sim.serving.requests import Request
@@ -54,7 +54,7 @@ _SAVED: Final = 0.1
 
 
 @dataclass
-class Clocks:
+class ClockLog:
     """The locked clocks of the replicas, read from their GPUs every few milliseconds on a thread of its own.
 
     Attributes:
@@ -125,10 +125,10 @@ class ServingDemo:
 
     def _run_scenario(self, cluster: SimulatedCluster) -> None:
         engines = self._start(cluster)
-        clocks = Clocks(engines)
+        clocks = ClockLog(engines)
         try:
             before = self._measure(engines, "at default clocks")
-            self._learn(cluster)
+            self._try_clocks(cluster)
             law = self._measure(engines, "under the law")
             saved = 1 - law.joules_per_token / before.joules_per_token
             self._say(f"the same requests again, for {saved:.1%} less energy a token")
@@ -178,7 +178,7 @@ class ServingDemo:
             for one in own
         )
 
-    def _measure(self, engines: LiveEngines, what: str) -> Span:
+    def _measure(self, engines: LiveEngines, what: str) -> LoadSpan:
         """One period of the load."""
         begin_s = time.monotonic()
         found = [engines.results(pod) for pod in engines.pods]
@@ -188,14 +188,14 @@ class ServingDemo:
         joules = sum(b.joules - a.joules for a, b in zip(found, after, strict=True) if a and b)
         tokens = sum(b.tokens - a.tokens for a, b in zip(found, after, strict=True) if a and b)
         time.sleep(1.0)  # for the last that came to end
-        span = Span(begin_s, end_s, joules, tokens, self._between(engines, begin_s, end_s))
+        span = LoadSpan(begin_s, end_s, joules, tokens, self._between(engines, begin_s, end_s))
         self._say(
             f"{what}: {len(span.ended)} requests, {span.joules_per_token:.2f} J a token, {joules / PERIOD_S:.0f} W; "
             f"{self._late(span.ended)}"
         )
         return span
 
-    def _learn(self, cluster: SimulatedCluster) -> None:
+    def _try_clocks(self, cluster: SimulatedCluster) -> None:
         cluster.apply(_manifest())
         self._say(
             f"applied ServingPool {NAME}, as in {SAMPLE.relative_to(REPOSITORY)}: first token within "
@@ -217,7 +217,7 @@ class ServingDemo:
         canary = self._status().get("canary") or {}
         return True if not canary.get("clockMegahertz") else None
 
-    def _burst(self, engines: LiveEngines, clocks: Clocks) -> Span:
+    def _burst(self, engines: LiveEngines, clocks: ClockLog) -> LoadSpan:
         """Many requests come at once."""
         pod = list(engines.pods)[-1]
         begin_s = time.monotonic()
@@ -233,9 +233,9 @@ class ServingDemo:
         late = sum(not _kept(one) for one in ended)
         self._require(len(ended) > 0, "the burst did not come")
         self._require(late <= len(ended) // 20, f"{late} of {len(ended)} requests of the burst were late")
-        return Span(begin_s, end_s, 0.0, 0, tuple(ended))
+        return LoadSpan(begin_s, end_s, 0.0, 0, tuple(ended))
 
-    def _fall_silent(self, engines: LiveEngines, clocks: Clocks) -> float:
+    def _fall_silent(self, engines: LiveEngines, clocks: ClockLog) -> float:
         """An engine hangs."""
         pod = next(iter(engines.pods))
         self._wait(lambda: min(engines.locked_mhz(pod)) > 0 or None, "a locked clock")

@@ -19,7 +19,7 @@ _COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE)
 
 
 @dataclass(frozen=True)
-class Span:
+class LoadSpan:
     """A while of the demo; times by the machine's monotonic clock.
 
     Attributes:
@@ -63,9 +63,9 @@ class ServingResults:
     highest_mhz: int
     limits_s: tuple[float, float]
     began_s: float
-    before: Span
-    law: Span
-    burst: Span
+    before: LoadSpan
+    law: LoadSpan
+    burst: LoadSpan
     silence_s: float
     clocks: Mapping[str, Sequence[tuple[float, int]]]
     watts: Sequence[tuple[float, float]]
@@ -158,7 +158,7 @@ def serving_png(results: ServingResults) -> bytes:
     return png_of(figure)
 
 
-def _span(results: ServingResults, span: Span) -> dict[str, Any]:
+def _span(results: ServingResults, span: LoadSpan) -> dict[str, Any]:
     return {
         "seconds": span.end_s - span.begin_s,
         "joules": span.joules,

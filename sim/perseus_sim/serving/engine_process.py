@@ -94,7 +94,7 @@ class EngineProcess:
         machine: what it runs on.
         requests: in the order of arrival, from now on.
         gpus: as many as the machine has.
-        session: to the agent; None: none is told.
+        session: to the agent; None: there is none.
         report: called now and then, and at the end, with what was done so far.
     """
 
@@ -118,7 +118,7 @@ class EngineProcess:
         self._live = LiveEngine(machine, requests, self.metrics, ended=self._step)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until told to stop."""
+        """Serve until it is to stop."""
         report_s = 0.0
         while not stop.wait(_TICK_S):
             while self._bursts:
