@@ -24,7 +24,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
+.PHONY: help setup frameworks demo demo-serving test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ $(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_co
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
 	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
+
+demo-serving: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## Clocks of serving engines that follow their load, on this machine, in four minutes
+	@$(BIN)/perseus demo --serving --output out
 
 test: setup ## Units, laws, contracts, and parts together in one process; ARGS="-k lease" passes arguments to pytest
 	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" $(TESTS) $(ARGS)

@@ -1,6 +1,6 @@
 """How our figures look: colours, style, and PNG bytes that say what is written in them.
 
-This is the only module of the product that imports matplotlib. Colours can be distinguished in print and by
+With `plots` the only module of the product that imports matplotlib. Colours can be distinguished in print and by
 colour-blind readers.
 """
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DOES: Final = "the whole system on this machine: API server, operator, agents, training; no cluster, no GPU"
 EXAMPLES: Final = """\
   perseus demo
+  perseus demo --serving
   perseus demo --profile my.csv --stages 8 --microbatches 96 --blocking-power 83.64
 """
 NOT_SEEN: Final = 1
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocking-power", type=float, metavar="W", help="of a waiting GPU; default: the model's, or the sample's"
     )
+    parser.add_argument("--serving", action="store_true", help="engines that serve, in place of training")
     parser.add_argument(
         "--output", dest="folder", type=Path, default=Path("out"), metavar="DIR", help="of the report and its pictures"
     )
@@ -49,21 +51,28 @@ def run(options: argparse.Namespace, outputs: Outputs) -> int:  # noqa: ARG001
     from perseus_runtime.direct import bypass_proxies
     from perseus_sim.demo.observer import DemoFailed
     from perseus_sim.demo.scenario import Demo, DemoOptions
+    from perseus_sim.demo.serving import ServingDemo
 
     bypass_proxies()
-    try:
-        demo = Demo(
-            DemoOptions(
-                output=options.folder,
-                gpu_model=options.gpu_model,
-                profile=options.profile,
-                stages=options.stages,
-                microbatches=options.microbatches,
-                blocking_power_w=options.blocking_power,
+    demo: Demo | ServingDemo
+    if options.serving:
+        if options.profile or options.stages or options.microbatches or options.blocking_power:
+            raise SolverError("--serving takes no --profile, --stages, --microbatches or --blocking-power")
+        demo = ServingDemo(options.folder)
+    else:
+        try:
+            demo = Demo(
+                DemoOptions(
+                    output=options.folder,
+                    gpu_model=options.gpu_model,
+                    profile=options.profile,
+                    stages=options.stages,
+                    microbatches=options.microbatches,
+                    blocking_power_w=options.blocking_power,
+                )
             )
-        )
-    except OSError as error:
-        raise SolverError(str(error)) from error
+        except OSError as error:
+            raise SolverError(str(error)) from error
     try:
         demo.run()
     except DemoFailed as error:

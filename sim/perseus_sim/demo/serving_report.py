@@ -126,10 +126,17 @@ def serving_png(results: ServingResults) -> bytes:
     figure, (top, middle, bottom) = figure_of(width=9.0, height=7.0, rows=3)
     began_s = results.began_s
     end_s = max((at_s for at_s, _ in results.watts), default=began_s)
-    for colour, (pod, changes) in zip(_COLOURS, results.clocks.items(), strict=False):
+    for number, (colour, (pod, changes)) in enumerate(zip(_COLOURS, results.clocks.items(), strict=False)):
         times = [at_s - began_s for at_s, _ in changes]
         clocks = [mhz or results.highest_mhz for _, mhz in changes]
-        top.step([*times, end_s - began_s], [*clocks, *clocks[-1:]], where="post", color=colour, lw=0.8, label=pod)
+        top.step(
+            [*times, end_s - began_s],
+            [*clocks, *clocks[-1:]],
+            where="post",
+            color=colour,
+            lw=2.4 - 0.8 * number,
+            label=pod,
+        )
     top.set_ylabel("clock, MHz")
     top.set_title("Clocks of the replicas; at the top: default clocks")
     top.legend(loc="lower left", ncols=len(results.clocks))
