@@ -144,12 +144,19 @@ class NodeSession:
                 resting=action.resting,
                 clock=lease.clock,
                 orders_id=lease.orders_id,
+                engine_faults=lease.engine_faults,
             )
             self._read(node)
             await self._describe(node, lease.description)
         elif isinstance(action, Renew):
             lease = await agents.renew(address, **command, ttl_s=ttl_s)
-            node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock, orders_id=lease.orders_id)
+            node.lease_renewed(
+                started_s=started_s,
+                ttl_s=ttl_s,
+                clock=lease.clock,
+                orders_id=lease.orders_id,
+                engine_faults=lease.engine_faults,
+            )
             if not node.is_described(lease.description) or self._family().schedules_wanted:
                 await self._describe(node, lease.description)
         elif isinstance(action, Release):

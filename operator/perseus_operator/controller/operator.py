@@ -248,7 +248,7 @@ class Operator:
         uid = body["metadata"]["uid"]
         self._observed_since_list.add(uid)
         before, now = self._pods.get(uid), None if deleted else pod_of(body)
-        if before == now:
+        if before == now and getattr(before, "address", "") == getattr(now, "address", ""):
             return
         if before is not None:
             del self._pods[uid]

@@ -109,6 +109,8 @@ class NodeEngines:
     """What the agent holds, where that is known."""
     orders_id: str = ""
     """How the agent calls what it holds; empty: nothing."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Why the agent follows no engine of a pod, by the UID of the pod."""
     _certain: bool = False
 
     def joined(self, engine: Engine) -> None:
@@ -128,8 +130,9 @@ class NodeEngines:
         """The agent holds these orders now, and calls them so."""
         self.ordered, self.orders_id, self._certain = orders, orders_id, True
 
-    def lease_granted(self, orders_id: str) -> None:
+    def lease_granted(self, orders_id: str, faults: Mapping[str, str]) -> None:
         """A lease says what the agent holds; of orders that were not sent under it only the name is known."""
+        self.faults = faults
         if orders_id != self.orders_id or not self._certain:
             self.ordered, self.orders_id, self._certain = None, orders_id, not orders_id
 
@@ -143,8 +146,9 @@ class NodeEngines:
 
 
 def orders_for(orders: EngineOrders | None, uids: Collection[str]) -> EngineOrders | None:
-    """Return the part of a job's orders that concerns the pods of one node; None: nothing but default clocks."""
+    """Return the part of a job's orders that concerns the pods of one node; None: there is none."""
     if orders is None:
         return None
     clocks_mhz = {uid: orders.clocks_mhz[uid] for uid in sorted(uids) if orders.clocks_mhz.get(uid)}
-    return replace(orders, clocks_mhz=clocks_mhz) if clocks_mhz else None
+    pages = {uid: orders.pages[uid] for uid in sorted(uids) if uid in orders.pages}
+    return replace(orders, clocks_mhz=clocks_mhz, pages=pages) if clocks_mhz or pages else None

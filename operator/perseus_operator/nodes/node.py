@@ -202,6 +202,7 @@ class Node:
         resting: RestingClock = NO_RESTING_CLOCK,
         clock: LeaseClock | None = None,
         orders_id: str = "",
+        engine_faults: Mapping[str, str] | None = None,
     ) -> None:
         """The agent granted the lease.
 
@@ -214,10 +215,13 @@ class Node:
             resting: the clock that it asks for.
             clock: as of ``lease_renewed``.
             orders_id: as of ``lease_renewed``.
+            engine_faults: as of ``lease_renewed``.
         """
         self.leased_pods, self.resting = pods, resting
         self.plans.lease_acquired(plan_id, following=following)
-        self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock, orders_id=orders_id)
+        self.lease_renewed(
+            started_s=started_s, ttl_s=ttl_s, clock=clock, orders_id=orders_id, engine_faults=engine_faults
+        )
 
     def described(self, description: int) -> None:
         """Ranks and GPUs are what the agent calls by this number."""
@@ -232,7 +236,13 @@ class Node:
         return description != 0 and description == self.description
 
     def lease_renewed(
-        self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None, orders_id: str = ""
+        self,
+        *,
+        started_s: float,
+        ttl_s: float,
+        clock: LeaseClock | None = None,
+        orders_id: str = "",
+        engine_faults: Mapping[str, str] | None = None,
     ) -> None:
         """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
         clock.
@@ -242,9 +252,10 @@ class Node:
             ttl_s: how long the lease lasts.
             clock: what the agent says of the clock that the lease asks for.
             orders_id: how it calls the orders for engines that it holds; empty: it holds none.
+            engine_faults: why it follows no engine of a pod, by the UID of the pod.
         """
         self.clock = clock
-        self.engines.lease_granted(orders_id)
+        self.engines.lease_granted(orders_id, engine_faults or {})
         faulty = clock is not None and clock.faulty
         coming = not self.plans.driven and not faulty and not self.at_clock(self.resting.mhz)
         pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ClockTable, EngineOrders, ServingLimits
+from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ClockTable, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.clients.agents.engines import EngineJoined, engine_of, is_valid_window, orders_request, window_of
 from perseus_operator.clients.agents.messages import event_of, is_valid, lease_of
 from perseus_operator.nodes.actions import Acquire, AwaitRenewal, Intent, Order, Release, Renew, next_actions
@@ -131,7 +131,24 @@ def test_orders_on_the_wire() -> None:
     nothing = orders_request("uid", 3, None)
     assert not nothing.HasField("table")
     assert not nothing.orders
+    assert nothing.limits.attainment_ppm > 0, "an agent refuses limits without a share"
     assert lease_of(pb.Lease(orders_id="id-1")).orders_id == "id-1"
+
+
+def test_pages_on_the_wire_go_to_their_own_node() -> None:
+    orders = EngineOrders(LIMITS, pages={"pod-0": PageAddress("10.0.0.9", 8_000), "elsewhere": PageAddress("::1", 80)})
+    own = orders_for(orders, ["pod-0"])
+    assert own is not None, "a page is read whatever the clocks are"
+    [page] = orders_request("uid", 3, own).pages
+    assert (page.pod_uid, page.host, page.port, page.path) == ("pod-0", "10.0.0.9", 8_000, "/metrics")
+    assert orders_for(orders, ["pod-1"]) is None
+
+
+def test_a_lease_says_why_no_engine_is_followed() -> None:
+    many = [pb.EngineFault(pod_uid=f"pod-{number}", message="x" * 10_000) for number in range(2 * MOST_ENGINES)]
+    faults = lease_of(pb.Lease(engine_faults=many)).engine_faults
+    assert len(faults) == MOST_ENGINES
+    assert max(map(len, faults.values())) <= 512
 
 
 def test_an_engine_on_the_wire() -> None:

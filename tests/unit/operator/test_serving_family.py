@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.doubles.engine_pool import OBJECTIVE, EnginePool, distinct
 
-from perseus_core.serving import FOLLOW_TABLE
+from perseus_core.serving import FOLLOW_TABLE, PageAddress
 from perseus_operator.api.conditions import Reason
 from perseus_operator.objects.values import Pod
 from perseus_sim.serving.machine import Step
@@ -202,6 +202,36 @@ def test_a_pod_without_an_engine_is_named_and_runs_at_default_clocks(pool: Engin
     said = pool.conditions()["SignalsReady"]
     assert (said.status, said.reason) == (False, Reason.NO_SIGNAL)
     assert "r-2" in said.message
+
+
+def test_pages_of_engines_are_read_in_every_mode_and_the_reason_why_not_is_said() -> None:
+    pool = EnginePool(replicas=1, mode="Observe", engine={"port": 9_000})
+    pool.silent = {"pod-0"}
+    pool.pods(replace(pool._pods[0], address="10.0.0.7"))
+    pool.run(3)
+    [node] = pool.nodes
+    assert node.engines.ordered is not None
+    assert node.engines.ordered.pages == {"pod-0": PageAddress("10.0.0.7", 9_000, "/metrics")}
+    node.engines.lease_granted(node.engines.orders_id, {"pod-0": "the page has no metrics of an engine"})
+    said = pool.conditions()["SignalsReady"]
+    assert said.reason is Reason.NO_SIGNAL
+    assert "r-0: the page has no metrics of an engine" in said.message
+
+
+def test_of_an_engine_that_says_no_flags_the_pod_template_counts() -> None:
+    pool = EnginePool(replicas=2)
+    pool.engine = replace(pool.engine, flags=(), parallelism="")
+
+    def fingerprint(*hashes: str) -> str:
+        pods = [replace(pod, labels={"pod-template-hash": one}) for pod, one in zip(pool._pods, hashes, strict=True)]
+        pool.pods(*pods)
+        pool.step()
+        return pool.family.pool.signals.fingerprint
+
+    first = fingerprint("1a", "1a")
+    assert fingerprint("1a", "2b") == first, "while as many are as before"
+    assert pool.conditions()["SignalsReady"].reason is Reason.ENGINES_DIFFER
+    assert fingerprint("2b", "2b") != first
 
 
 def test_an_engine_that_says_too_little_is_refused_by_name() -> None:

@@ -15,6 +15,7 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.api.crd import pool_crd
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs
@@ -63,6 +64,8 @@ def test_limits_are_durations_and_one_share() -> None:
         ({"workload": {**DEPLOYMENT, "kind": "Job"}}, "must be one of Deployment, StatefulSet, LeaderWorkerSet"),
         ({"workload": DEPLOYMENT, "podSelector": {"matchLabels": {"a": "b"}}}, "must not both be set"),
         ({"clocks": {"minimumMegahertz": 0}}, "an integer from 1 to 10000"),
+        ({"engine": {"port": 0}}, "an integer from 1 to 65535"),
+        ({"engine": {"path": "metrics"}}, "a path such as /metrics"),
         ({"replicas": 3}, "unknown field"),
     ],
 )
@@ -100,6 +103,22 @@ def test_pods_of_a_deployment_are_those_of_all_its_replica_sets() -> None:
     assert {each.name for each in of_set.pods} == {"set"}
     assert len(select(pool(), pods).pods) == len(pods)
     assert not select(pool(suspend=True), pods).pods
+
+
+def test_the_address_of_a_pod_is_not_that_of_its_node() -> None:
+    """A page is read from where a pod says: it may be its own alone."""
+    raw: dict[str, Any] = {
+        "metadata": {"uid": "u", "namespace": "ns", "name": "p", "labels": {keys.LABEL_JOB: "llama"}},
+        "spec": {"nodeName": "node"},
+        "status": {"podIP": "10.0.0.5"},
+    }
+    found = pod_of(raw)
+    assert found is not None
+    assert found.address == "10.0.0.5"
+    of_node = pod_of({**raw, "spec": {"nodeName": "node", "hostNetwork": True}})
+    assert of_node is not None
+    assert of_node.address == ""
+    assert found == of_node, "a lease does not depend on it"
 
 
 def body(kind: str, uid: str, **spec: Any) -> dict[str, Any]:

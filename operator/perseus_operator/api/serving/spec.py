@@ -133,6 +133,20 @@ class ClockRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricsPage:
+    """Where an engine shows its metrics that does not say by itself what it does."""
+
+    port: int = integer("Of the pod.", minimum=1, maximum=65_535, default=8_000)
+    path: str = text(
+        "Of the page.",
+        rule="a path such as /metrics",
+        max_length=128,
+        pattern=r"^/[-._~/a-zA-Z0-9]*$",
+        default="/metrics",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolSpec:
     """What the user wants."""
 
@@ -144,6 +158,11 @@ class PoolSpec:
     )
     pod_selector: PodSelector | None = nested(
         "Which pods belong to the pool: those that carry these labels, too.", PodSelector, required=False
+    )
+    engine: MetricsPage = nested(
+        "Where engines without the plugin show their metrics: a process beside the agent reads that page.",
+        MetricsPage,
+        default={},
     )
     objective: ServingObjective = nested(
         "What requests were promised; without any limit no clock is set, and limits are proposed in the status.",

@@ -13,7 +13,7 @@ from typing import Final
 from perseus_core.serving import FOLLOW_TABLE, MOST_SEQUENCES, TIME_EDGES_US, ClockTable, EngineOrders, ServingLimits
 from perseus_core.units import mean_power_w, ppm_from_ratio, ratio_from_ppm, us_from_s
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_POWER_W
-from perseus_operator.nodes.engines import Engine, EngineWindow
+from perseus_operator.nodes.engines import MOST_ENGINES, Engine, EngineWindow
 from perseus_operator.nodes.gpu import MAX_CLOCK_MHZ
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -47,8 +47,7 @@ class EngineLeft:
 
 def orders_request(job_uid: str, epoch: int, orders: EngineOrders | None) -> agent_pb2.OrderEnginesRequest:
     """Convert orders; None: all engines run at their default clocks."""
-    if orders is None:
-        return agent_pb2.OrderEnginesRequest(job_uid=job_uid, epoch=epoch)
+    orders = orders or EngineOrders(ServingLimits(None, None))
     return agent_pb2.OrderEnginesRequest(
         job_uid=job_uid,
         epoch=epoch,
@@ -57,6 +56,10 @@ def orders_request(job_uid: str, epoch: int, orders: EngineOrders | None) -> age
         orders=[
             agent_pb2.EngineOrder(pod_uid=uid, follow_table=mhz == FOLLOW_TABLE, clock_mhz=max(0, mhz))
             for uid, mhz in sorted(orders.clocks_mhz.items())
+        ],
+        pages=[
+            agent_pb2.EnginePage(pod_uid=uid, host=page.host, port=page.port, path=page.path)
+            for uid, page in sorted(orders.pages.items())
         ],
     )
 
@@ -100,6 +103,15 @@ def change_of(event: agent_pb2.TelemetryEvent) -> EngineJoined | EngineLeft | No
     if engine is None:
         return None
     return EngineJoined(engine) if joined else EngineLeft(engine)
+
+
+def faults_of(message: agent_pb2.Lease) -> dict[str, str]:
+    """Return why no engine of a pod is followed, by its UID."""
+    return {
+        fault.pod_uid: fault.message[:MAX_NAME]
+        for fault in message.engine_faults[:MOST_ENGINES]
+        if len(fault.pod_uid) <= MAX_NAME
+    }
 
 
 def window_of(message: agent_pb2.EngineWindow) -> EngineWindow | None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from perseus_core.leases import LeasedGpu
 from perseus_core.units import s_from_ms
-from perseus_operator.clients.agents.engines import EngineJoined, EngineLeft, change_of, is_valid_window, window_of
+from perseus_operator.clients.agents.engines import (
+    EngineJoined,
+    EngineLeft,
+    change_of,
+    faults_of,
+    is_valid_window,
+    window_of,
+)
 from perseus_operator.clients.agents.hardware import evidence_of
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
 from perseus_operator.nodes.engines import Engine, EngineWindow
@@ -34,6 +42,8 @@ class LeaseInfo:
     """Changes with what the agent says of its node; 0: it is too old to tell."""
     orders_id: str = ""
     """Of the orders for engines that it holds; empty: none."""
+    engine_faults: Mapping[str, str] = field(default_factory=dict)
+    """Why no engine of a pod is followed, by the UID of the pod."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
         clock=_clock_of(message.clock) if message.HasField("clock") else None,
         description=message.description,
         orders_id=message.orders_id[:MAX_NAME],
+        engine_faults=faults_of(message),
     )
 
 

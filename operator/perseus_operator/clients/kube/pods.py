@@ -30,6 +30,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         containers=containers_of(status),
         succeeded=status.get("phase") == "Succeeded",
         failure=failure_of(status) if status.get("phase") == "Failed" else "",
+        address="" if spec.get("hostNetwork") else status.get("podIP") or "",
         profile=(metadata.get("annotations") or {}).get(keys.ANNOTATION_PROFILE, ""),
     )
 

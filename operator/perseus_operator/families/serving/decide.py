@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, ServingLimits
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.model.state import FitWork
@@ -41,10 +41,11 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     limits = spec.limits
     if not spec.sets_clocks or limits is None:
         waiting = no_limits() if spec.mode.sets_clocks else no_clocks(spec.mode)
-        intent = Intent(None, {}, drive=False, waiting=waiting)
+        orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
+        intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
         return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
     trying = pool.trials.under_way(now.wall_s)
-    orders = EngineOrders(limits, pool.model.table, _clocks(pool, now, trying=trying))
+    orders = EngineOrders(limits, pool.model.table, _clocks(pool, now, trying=trying), _pages(pool, spec))
     applied = holds_orders(pool.job.nodes, orders)
     return ServingDecision(
         intent=Intent(None, {}, drive=True, waiting=None, orders=orders),
@@ -66,6 +67,12 @@ def _clocks(pool: ServingPool, now: Now, *, trying: bool) -> dict[str, int]:
         elif pool.model.table is not None and pool.follows(uid) and uid != back:
             clocks_mhz[uid] = FOLLOW_TABLE
     return {uid: mhz for uid, mhz in clocks_mhz.items() if mhz != DEFAULT_CLOCKS}
+
+
+def _pages(pool: ServingPool, spec: PoolSpec) -> dict[str, PageAddress]:
+    """Where engines without the plugin show their metrics, by the UID of the pod."""
+    pods = [pod for node in pool.job.nodes.values() for pod in node.pods if pod.address]
+    return {pod.uid: PageAddress(pod.address, spec.engine.port, spec.engine.path) for pod in pods}
 
 
 def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> tuple[FitWork, ...]:

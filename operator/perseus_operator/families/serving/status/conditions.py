@@ -61,7 +61,9 @@ def _signals_ready(pool: ServingPool) -> Condition:
         message = f"The engines of {counted(len(signals.unknown), 'pod')} are not known; the first is {pod}: {why}."
         return Condition(kind, False, Reason.ENGINE_UNKNOWN, message)
     if signals.silent:
-        message = f"No engine of {_named(signals.silent)} says what it does: default clocks."
+        message = f"No engine of {_named([*signals.silent])} says what it does: default clocks."
+        if said := next(((pod, why) for pod, why in signals.silent.items() if why), None):
+            message += f" {said[0]}: {said[1]}"
         return Condition(kind, False, Reason.NO_SIGNAL, message)
     if signals.different:
         message = f"{_named(signals.different)} run another engine, model, flags or GPU: default clocks."

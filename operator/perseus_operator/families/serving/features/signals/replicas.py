@@ -15,9 +15,17 @@ from perseus_core.units import s_from_us
 from perseus_operator.nodes.engines import Engine
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node
+from perseus_operator.objects.values import Pod
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.serving import Fingerprint
 
+_NOT_SAID: Final = "not said"
+_REVISIONS: Final = (
+    "pod-template-hash",
+    "controller-revision-hash",
+    "leaderworkerset.sigs.k8s.io/template-revision-hash",
+)
+"""Labels by which controllers say of which pod template a pod is."""
 UNKNOWN_SWITCH_S: Final = 0.1
 """Where an agent does not say how long a change of the clock takes: longer than on any GPU that is published."""
 
@@ -54,14 +62,14 @@ class Signals:
 
     Attributes:
         replicas: those that share a table, by the name of their pod.
-        silent: pods without an engine.
+        silent: pods without an engine, and what their agents say of it.
         unknown: pods of which the engine is not known well enough, and what is missing.
         different: pods of another fingerprint.
         fingerprint: of the replicas; empty: there are none.
     """
 
     replicas: tuple[Replica, ...] = ()
-    silent: tuple[str, ...] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     different: tuple[str, ...] = ()
     fingerprint: str = ""
@@ -79,15 +87,15 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
         before: the fingerprint that counted before; empty: none.
     """
     replicas: list[Replica] = []
-    silent, unknown = list[str](), dict[str, str]()
+    silent, unknown = dict[str, str](), dict[str, str]()
     for node in nodes.values():
         engines = {engine.pod_uid: engine for engine in reversed(node.engines.found.values())}
         for pod in node.pods:
             engine = engines.get(pod.uid)
             if engine is None or any(uuid not in node.gpus for uuid in engine.gpu_uuids):
-                silent.append(pod.name)  # its GPUs are described in a moment
+                silent[pod.name] = node.engines.faults.get(pod.uid, "")  # its GPUs may be described in a moment
                 continue
-            found = _replica(node, pod.name, engine)
+            found = _replica(node, pod, engine)
             if isinstance(found, Replica):
                 replicas.append(found)
             else:
@@ -96,14 +104,14 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
     chosen = max(counts, key=lambda each: (counts[each], each == before, each), default="")
     return Signals(
         replicas=tuple(sorted((one for one in replicas if one.fingerprint == chosen), key=lambda one: one.pod)),
-        silent=tuple(sorted(silent)),
+        silent=dict(sorted(silent.items())),
         unknown=dict(sorted(unknown.items())),
         different=tuple(sorted(one.pod for one in replicas if one.fingerprint != chosen)),
         fingerprint=chosen,
     )
 
 
-def _replica(node: Node, pod: str, engine: Engine) -> Replica | str:
+def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
     """The replica, or what is missing to know it."""
     gpus = [node.gpus[uuid] for uuid in engine.gpu_uuids]
     if not gpus:
@@ -118,11 +126,16 @@ def _replica(node: Node, pod: str, engine: Engine) -> Replica | str:
             engine_version=engine.version,
             gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}",
             driver_version=", ".join(sorted({gpu.driver for gpu in gpus})),
-            parallelism=engine.parallelism,
-            flags=engine.flags,
+            parallelism=engine.parallelism or _NOT_SAID,
+            flags=engine.flags or _template(pod),
         )
     except InvalidProblem as error:
         return str(error)
     latencies = [s_from_us(gpu.latency.p50_us) if gpu.latency else UNKNOWN_SWITCH_S for gpu in gpus]
-    return Replica(pod_uid=engine.pod_uid, pod=pod, engine=engine, fingerprint=fingerprint.digest,
+    return Replica(pod_uid=engine.pod_uid, pod=pod.name, engine=engine, fingerprint=fingerprint.digest,
                    clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies))  # fmt: skip
+
+
+def _template(pod: Pod) -> tuple[tuple[str, str], ...]:
+    """What stands for the flags of an engine that does not say them: another pod template may have others."""
+    return tuple(sorted((label, pod.labels[label]) for label in _REVISIONS if label in pod.labels))
