@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+from perseus_core.gpus import model_words
 from perseus_core.units import s_from_us, us_from_s
 
 MAX_LATENCY_US: Final = 60_000_000
@@ -196,8 +197,10 @@ def published_latency(model: str) -> SwitchLatency:
 
     >>> published_latency("NVIDIA A100-SXM4-80GB").p50_us
     5400
+    >>> published_latency("NVIDIA RTX A1000").p50_us
+    30000
     """
-    named = model.upper()
-    found = next((latency for name, latency in _PUBLISHED.items() if name in named), _UNKNOWN)
+    words = model_words(model)
+    found = next((latency for name, latency in _PUBLISHED.items() if name in words), _UNKNOWN)
     faster = _FASTER.search(model)
     return found.faster(int(faster[1])) if faster else found

@@ -24,9 +24,20 @@ TRUE_SHARES: Final = (0.8, 2.2)
 """What plans really save, over what is estimated by these curves, lies between these. On both published profiles, each
 estimated with the curves of its own GPU and of two others, at 12 and 96 microbatches and for 0, 5 and 15 % of slowdown,
 the share was 0.90 to 2.14: real GPUs save more at their first steps down than a smooth curve does."""
+_OTHER_BOARDS: Final = frozenset({"PCIE", "NVL", "MIG"})
+"""Words in names of boards with the chip of one of these, but another power limit, memory and clocks."""
 FILES: Final = tuple(sorted(Path(__file__).parent.glob("*.toml")))
 GPU_MODELS: Final = tuple(path.stem for path in FILES)
 """``a100``, ``h100``, …"""
+
+
+def model_words(model: str) -> frozenset[str]:
+    """The words of a GPU's name as NVML gives it, in upper case: an A4000 is no A40.
+
+    >>> sorted(model_words("NVIDIA A100-SXM4-80GB"))
+    ['80GB', 'A100', 'NVIDIA', 'SXM4']
+    """
+    return frozenset(model.upper().replace("-", " ").replace("(", " ").split())
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ def known_gpus() -> dict[str, GpuCurves]:
 
 
 def curves_of(model: str) -> GpuCurves | None:
-    """The figures of a GPU model; None: there are none.
+    """The figures of a GPU model; None: there are none, or they are of another board with the same chip.
 
     Args:
         model: the GPU's name as NVML gives it.
@@ -125,6 +136,10 @@ def curves_of(model: str) -> GpuCurves | None:
     'NVIDIA A100-SXM4-80GB'
     >>> curves_of("NVIDIA L4") is None
     True
+    >>> curves_of("NVIDIA H100 PCIe") is None  # 350 W, where the figures are of a board of 700 W
+    True
     """
-    words = model.upper().replace("-", " ").split()
+    words = model_words(model)
+    if words & _OTHER_BOARDS:
+        return None
     return next((curves for name, curves in known_gpus().items() if name.upper() in words), None)

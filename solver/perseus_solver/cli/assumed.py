@@ -82,8 +82,8 @@ def curves_of(model: str) -> GpuCurves:
 
     found = gpus.curves_of(model)
     if found is None:
-        known = ", ".join(name.upper() for name in gpus.known_gpus())
-        raise SolverError(f"no curves of {model!r} are known: give --profile, or a model of {known}")
+        known = ", ".join(curves.name for curves in gpus.known_gpus().values())
+        raise SolverError(f"no curves of {model!r} are known: give --profile, or one of {known}")
     return found
 
 

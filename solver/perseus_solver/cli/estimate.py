@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     assumed.add_arguments(parser)
     arguments.add_deadline(parser)
     group = parser.add_argument_group("the fleet")
-    group.add_argument("--gpus", type=arguments.count, metavar="N", help="GPUs of the job (default: one pipeline)")
+    group.add_argument(
+        "--gpus",
+        type=arguments.count,
+        metavar="N",
+        help="GPUs of the job, a multiple of its stages (default: one pipeline)",
+    )
     group.add_argument(
         "--hours", type=arguments.positive, default=_MONTH_H, metavar="H", help="hours of training (default: 720)"
     )
@@ -85,6 +90,8 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         basis, shares = assumed.basis(options, curves), TRUE_SHARES
     problem = simulator.problem
     gpus = options.gpus or problem.stages
+    if gpus % problem.stages:
+        raise SolverError(f"--gpus must be a multiple of {problem.stages}, the GPUs of one pipeline, not {gpus:,}")
     if hardware is not None and options.hardware is None:
         hardware = replace(hardware, pipelines=max(gpus // problem.stages, 1))
     planner = Planner(problem)

@@ -156,9 +156,22 @@ def test_a_run_at_default_clocks_stands_in_for_a_profile(perseus: Perseus, tmp_p
             "--instructions needs --schedule: which one was run",
         ),
         (("--gpu", "h100", "--instructions", "i.csv"), "--instructions and --iterations belong together"),
-        (
-            ("--gpu", "NVIDIA L4", "--layers", "8"),
-            "no curves of 'NVIDIA L4' are known: give --profile, or a model of A100, A40, B200, H100, H200",
+        *(
+            # meta-pytorch/tritonbench issue 78, facebookexperimental/triton issue 2023: SXM figures for others
+            (
+                ("--gpu", model, "--layers", "8"),
+                f"no curves of {model!r} are known: give --profile, or one of NVIDIA A100-SXM4-80GB, NVIDIA A40, "
+                "NVIDIA B200, NVIDIA H100 80GB HBM3, NVIDIA H200",
+            )
+            for model in ("NVIDIA L4", "NVIDIA H100 PCIe", "A100-PCIE-40GB", "NVIDIA H100 NVL", "NVIDIA RTX A4000")
+        ),
+        *(
+            # NVIDIA/Megatron-LM pull request 5768: the first of the most common errors
+            (
+                ("--gpu", "h100", "--layers", "8", *ONE_F_ONE_B, "--gpus", gpus),
+                f"--gpus must be a multiple of 4, the GPUs of one pipeline, not {gpus}",
+            )
+            for gpus in ("2", "6", "999")
         ),
         (
             ("--gpu", "h100", "--layers", "8", *ONE_F_ONE_B, "--overhead-s", "2", "--iteration-s", "1"),
