@@ -16,8 +16,9 @@ import csv
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,8 @@ _MAX_MHZ = 65_535  # plans store clocks in 16 bits
 _SAME_MHZ = 7.5
 """Clocks of NVIDIA GPUs are 15 MHz apart, so a mean of readings that is less than half of that higher is the same."""
 _KINDS = {kind.label: kind for kind in InstructionKind}
+_LOAD = "load"
+"""Data loading as the SOSP'24 artifact writes it: a row for each clock, although it has none."""
 
 Key = tuple[int, InstructionKind, int]
 """Stage, kind, chunk."""
@@ -105,11 +108,15 @@ def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampl
     text = _decode(_load(source))
     if len(text) > MAX_BYTES or text.count("\n") > MAX_ROWS + 1:
         raise InvalidProfile(f"profile is too large: at most {MAX_ROWS:,} rows and {MAX_BYTES >> 20} MiB")
-    samples, has_chunks = _read_rows(text)
+    samples, has_chunks, loads = _read_rows(text)
     found = max(sample.stage for sample in samples) + 1
     if stages is not None and found < stages:
         raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), but {stages} are needed")
-    notes: list[str] = []
+    notes = [
+        f"stage {stage}: {rows} rows of {_LOAD!r} are read as one constant instruction, their mean"
+        for stage, rows in loads.items()
+        if stages is None or stage < stages
+    ]
     warnings: list[str] = []
     if stages is not None and found > stages:
         notes.append(f"the profile has {found} stages; the first {stages} are used")
@@ -144,7 +151,8 @@ def _decode(data: bytes) -> str:
         raise InvalidProfile(f"profile line {line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
 
 
-def _read_rows(text: str) -> tuple[list[_Row], bool]:
+def _read_rows(text: str) -> tuple[list[_Row], bool, dict[int, int]]:
+    """Return the rows, whether they have chunks, and how many `_LOAD` rows each stage had."""
     # strict refuses a quote that never ends; otherwise the rest of the file would become one cell.
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered = _numbered(rows)
@@ -165,32 +173,40 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
     chunk_at = names.index("chunk") if has_chunks else None
     reached_at = names.index("reached") if "reached" in names else None
     samples = []
+    loads: dict[tuple[int, int], list[_Row]] = {}
     for line, row in numbered:
         if len(row) != len(names):
             raise InvalidProfile(f"profile line {line}: {len(row)} cells, but the header has {len(names)}")
         stage, instruction, frequency, time, energy = (row[k] for k in where)
-        kind = _KINDS.get(instruction.strip().lower())
+        name = instruction.strip().lower()
+        kind = InstructionKind.CONSTANT if name == _LOAD else _KINDS.get(name)
         if kind is None:
             raise InvalidProfile(
                 f"profile line {line}, column 'instruction': {quoted(instruction)} is unknown; "
                 f"known are {', '.join(_KINDS)}"
             )
-        clock = _frequency(line, kind, frequency)
-        samples.append(
-            _Row(
-                line=line,
-                stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
-                kind=kind,
-                chunk=0 if chunk_at is None else _integer(line, "chunk", row[chunk_at], 0, _MAX_CHUNK),
-                frequency_mhz=clock,
-                time_s=_quantity(line, "time", time, "s"),
-                energy_j=_quantity(line, "energy", energy, "J"),
-                reached_mhz=clock if reached_at is None else _reached(line, clock, row[reached_at]),
-            )
+        clock = 0 if name == _LOAD else _frequency(line, kind, frequency)
+        sample = _Row(
+            line=line,
+            stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
+            kind=kind,
+            chunk=0 if chunk_at is None else _integer(line, "chunk", row[chunk_at], 0, _MAX_CHUNK),
+            frequency_mhz=clock,
+            time_s=_quantity(line, "time", time, "s"),
+            energy_j=_quantity(line, "energy", energy, "J"),
+            reached_mhz=clock if reached_at is None else _reached(line, clock, row[reached_at]),
         )
-    if not samples:
+        if name == _LOAD:
+            loads.setdefault((sample.stage, sample.chunk), []).append(sample)
+        else:
+            samples.append(sample)
+    if not samples and not loads:
         raise InvalidProfile("profile has a header but no rows")
-    return samples, has_chunks
+    samples += [
+        replace(rows[0], time_s=fmean(row.time_s for row in rows), energy_j=fmean(row.energy_j for row in rows))
+        for rows in loads.values()
+    ]
+    return samples, has_chunks, {stage: len(rows) for (stage, _), rows in loads.items()}
 
 
 def _header(cells: list[str]) -> str:

@@ -39,7 +39,8 @@ def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedu
     """Read a custom schedule from its CSV.
 
     The virtual stages of a rank become its chunks, in ascending order. An overlapped forward and backward become two
-    instructions of one action, in the order given.
+    instructions of one action, in the order given. Torch before 2.6 had no letter I: in a file without it, B beside W is
+    the input gradient.
 
     Args:
         source: the CSV itself as text or bytes (at most `MAX_BYTES`), or the path of a file.
@@ -60,7 +61,7 @@ def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedu
         raise InvalidSchedule(
             "schedule CSV is empty" if empty is None else f"schedule CSV row {empty + 1}: the rank runs nothing"
         )
-    schedule = _assemble(name, [np.array(rank, dtype=np.int32) for rank in ranks])
+    schedule = _assemble(name, _with_input_gradients([np.array(rank, dtype=np.int32) for rank in ranks]))
     before, after = schedule.edges()
     stuck = levels(schedule.instructions, before, after) == STUCK
     if stuck.any():
@@ -131,6 +132,20 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int, bool]]
                 )
             parts.append((int(kind), int(action["microbatch"]), int(action["place"])))
         found += [(*part, k < len(parts)) for k, part in enumerate(parts, start=1)]
+    return found
+
+
+def _with_input_gradients(ranks: list[Ints]) -> list[Ints]:
+    """Return the ranks' instructions with the kinds of today (torch's pull request 138886 changed its letters)."""
+    kinds = np.concatenate([rank[:, 0] for rank in ranks])
+    if (kinds == InstructionKind.INPUT_GRADIENT).any() or not (kinds == InstructionKind.WEIGHT_GRADIENT).any():
+        return ranks
+    found = []
+    for rank in ranks:
+        kind, place = rank[:, 0], rank[:, 2].astype(np.int64) << 32 | rank[:, 1]
+        beside = np.isin(place, place[kind == InstructionKind.WEIGHT_GRADIENT])
+        split = beside & (kind == InstructionKind.BACKWARD)
+        found.append(np.column_stack([np.where(split, InstructionKind.INPUT_GRADIENT, kind), rank[:, 1:]]))
     return found
 
 

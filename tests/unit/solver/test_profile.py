@@ -115,6 +115,24 @@ def test_reads_what_people_really_write(oddity: str | bytes) -> None:
         assert (found.tables[key].energy_j == table.energy_j).all()
 
 
+def test_loading_as_the_artifact_writes_it_is_one_constant_instruction() -> None:
+    """Source: the post-processing script of the SOSP'24 artifact, which writes ``batch_input`` as ``load``."""
+    profile = read_profile(GOOD + "0,load,1410,0.002,0.2\n0,load,1200,0.004,0.4\n1,load,1410,0.003,0.3\n")
+    assert profile.constant_stages == (0, 1)
+    table = profile.tables[0, InstructionKind.CONSTANT, 0]
+    assert [table.frequency_mhz.tolist(), table.time_s.tolist(), table.energy_j.tolist()] == [
+        [0],
+        [pytest.approx(0.003)],
+        [pytest.approx(0.3)],
+    ]
+    assert profile.notes == (
+        "stage 0: 2 rows of 'load' are read as one constant instruction, their mean",
+        "stage 1: 1 rows of 'load' are read as one constant instruction, their mean",
+    )
+    with pytest.raises(InvalidProfile, match="duplicate row: stage 0, constant, 0 MHz"):
+        read_profile(GOOD + "0,constant,0,0.002,0.2\n0,load,1200,0.004,0.4\n")
+
+
 def test_fewer_stages_than_asked_is_refused_and_more_are_left_out_aloud() -> None:
     with pytest.raises(InvalidProfile, match=r"profile has 2 stages \(0 … 1\), but 3 are needed"):
         read_profile(GOOD, stages=3)

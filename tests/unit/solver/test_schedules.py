@@ -116,6 +116,15 @@ def test_both_forms_of_torch_csv_give_the_same_schedule() -> None:
     assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
 
 
+def test_letters_of_torch_before_2_6_are_read() -> None:
+    """B beside W was the input gradient; B alone was, and is, the whole backward.
+
+    Source: ``zb1p_2rank_2stagep_compute.csv`` of pytorch/pytorch at commit 15380b18, before pull request 138886.
+    """
+    old = read_schedule("0F0,0F1,0B0,0B1,0W1\n1F0,1B0,1W0,1F1,1B1,1W1\n")
+    assert write_schedule(old) == "0F0,0F1,0B0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
+
+
 PAIRED = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n"
 
 
@@ -175,7 +184,7 @@ def test_split_backwards_and_unequal_chunks_are_read() -> None:
         ("0F0\n", "custom: no backward or input_gradient of microbatch 0 for stage 0"),
         ("0F0,0B0,0F2,0B2\n", "custom: no forward of microbatch 1 for stage 0"),
         ("0F0,0I0\n", "custom: no weight_gradient of microbatch 0 for stage 0"),
-        ("0F0,0B0,0W0\n", "custom: no input_gradient of microbatch 0 for stage 0"),
+        ("0F0,0F1,0I1,0W1,0B0,0W0\n", "custom: no input_gradient of microbatch 0 for stage 0"),
         ("0F0,0F0,0B0\n", "custom: forward 0 on stage 0 runs more than once"),
         (
             "0B0,0F0\n",
