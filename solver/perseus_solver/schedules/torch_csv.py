@@ -39,8 +39,8 @@ def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedu
     """Read a custom schedule from its CSV.
 
     The virtual stages of a rank become its chunks, in ascending order. An overlapped forward and backward become two
-    instructions of one action, in the order given. Torch before 2.6 had no letter I: in a file without it, B beside W is
-    the input gradient.
+    instructions of one action, in the order given. Torch before 2.6 had no letter I: in a file without it, B beside W
+    is the input gradient.
 
     Args:
         source: the CSV itself as text or bytes (at most `MAX_BYTES`), or the path of a file.
