@@ -43,7 +43,6 @@ EXCEPTIONS: dict[str, str] = {
     "Certificate": "of TLS; of optimality",
     "Driver": "protocols of the few calls that each room makes, and the simulated one",
     "Engine": "of a relaxation, of simulated serving and training",
-    "EngineWindow": "as the agent counts it, and as the operator believes it",
     "Estimate": "of noise, of a profile, of the demo's savings",
     "Event": "protocol of a CUDA event, and a simulated one",
     "Finding": "of a preflight, of the guard, of the doctor",

@@ -125,7 +125,7 @@ async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_t
 
     async def acquire(*_: Any, named_gpus: Any, **__: Any) -> Any:
         carried.append(tuple(named_gpus))
-        return SimpleNamespace(plan_id="", selected={}, clock=None, description=1, orders_id="")
+        return SimpleNamespace(plan_id="", selected={}, clock=None, description=1, orders_id="", engine_faults={})
 
     async def describe(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={}, engines=())
