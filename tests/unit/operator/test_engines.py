@@ -239,6 +239,10 @@ def test_a_window_that_cannot_be_is_not_believed(lie: dict[str, Any]) -> None:
     assert not is_valid_window(replace(WINDOW, **lie))
 
 
+def test_a_window_of_an_engine_that_rested_is_believed() -> None:
+    assert is_valid_window(replace(WINDOW, time_us=1_800_000_000, default_us=1_800_000_000))
+
+
 @given(st.binary(max_size=200))
 def test_whatever_bytes_a_tenant_sends_are_a_window_or_nothing(data: bytes) -> None:
     try:

@@ -21,8 +21,8 @@ _MOST_FLAGS: Final = 256
 _LONGEST_FLAG: Final = 1_024
 _MOST_GPUS: Final = 64
 """Of one engine on one node."""
-_LONGEST_US: Final = 60_000_000
-"""A window is about a second; a step that takes as long as a minute makes a longer one."""
+_LONGEST_US: Final = 3_600_000_000
+"""A window is about a second, but it ends with a step: an engine that rests has long ones."""
 _WRITTEN_LATE_US: Final = 100_000
 """An engine times its steps by itself, and a window ends when the last was written: never exactly at its end."""
 _MOST_HELD: Final = 16

@@ -23,6 +23,8 @@ _FIRST_SCATTER: Final = 0.05
 _AGAIN_S: Final = 600.0
 """After a fit, before another is made though no clock was left: replicas may have seen greater loads."""
 _AGAIN_WINDOWS: Final = 120
+_LONGEST_US: Final = 10_000_000
+"""Of a window that a fit takes: the engine rested for most of a longer one, and its watts are those of rest."""
 NO_LIMIT_S: Final = 3_600.0
 """Stands for a time without a limit: the longest that a table may be made for."""
 
@@ -128,7 +130,7 @@ class Model:
 
 def window_of(seen: EngineWindow, highest_mhz: int) -> Window | None:
     """Convert what an engine did for a fit; None: its clock changed, or it did nothing that can be."""
-    if seen.changed or not seen.steps + seen.prompt_steps:
+    if seen.changed or not seen.steps + seen.prompt_steps or seen.time_us > _LONGEST_US:
         return None
     clock_mhz = seen.clock_mhz or highest_mhz
     watts = None if not seen.energy_mj else mean_power_w(seen.energy_mj, seen.time_us)
