@@ -23,6 +23,8 @@ LAUNCHERS: Final = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
 """The variables in which launchers say a process's rank and the number of processes."""
+_TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun, which others start, once for each node: its ranks follow the order in which nodes arrive."""
 _RANK_ONLY: Final = "PMIX_RANK"
 """Of PMIx, which says no number of processes; it counts where nothing else does."""
 _SLURM_STEP: Final = "SLURM_STEP_ID"
@@ -59,7 +61,8 @@ def global_rank(environment: Mapping[str, str]) -> int:
 
 def launched_rank(environment: Mapping[str, str]) -> int:
     """The rank by the environment alone; raises as ``global_rank`` does."""
-    said = [found for names in LAUNCHERS if (found := _said(environment, *names)) is not None]
+    launchers = LAUNCHERS[:1] if _TORCHRUN in environment else LAUNCHERS
+    said = [found for names in launchers if (found := _said(environment, *names)) is not None]
     if not said:
         rank = _number(environment, _RANK_ONLY)
         return 0 if rank is None else rank

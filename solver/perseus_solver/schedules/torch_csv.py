@@ -109,7 +109,7 @@ def _cells(source: str | bytes | Path) -> list[list[str]]:
         except UnicodeDecodeError as error:
             raise InvalidSchedule(f"schedule CSV is not UTF-8 text (byte {error.start})") from error
     try:
-        return list(csv.reader(io.StringIO(data, newline=""), strict=True))
+        return list(csv.reader(io.StringIO(data.removeprefix("\ufeff"), newline=""), strict=True))
     except csv.Error as error:
         raise InvalidSchedule(f"schedule CSV cannot be parsed: {error}") from error
 

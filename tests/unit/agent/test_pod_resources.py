@@ -168,6 +168,8 @@ def test_each_container_holds_what_it_was_given(kubelet: Kubelet, resources: Pod
         ("nvidia.com/gpu", "0", Undrivable.UNRESOLVED),
         ("nvidia.com/gpu", "nvidia0/gi1", Undrivable.MIG),
         ("nvidia.com/gpu", "nvidia0/vgpu1", Undrivable.SHARED),
+        ("nvidia.com/gpu", f"{GPU[0]}-3", Undrivable.UNRESOLVED),  # HAMi's
+        ("nvidia.com/gpu", "MIG-GPU-4b3fe9d8/1/0", Undrivable.MIG),
     ],
 )
 def test_what_is_not_a_whole_gpu_of_the_pods_own_is_named_with_its_reason(
@@ -203,6 +205,7 @@ def test_devices_of_dynamic_resource_allocation(kubelet: Kubelet, resources: Pod
 
 
 def test_gke_names_gpus_by_their_minor_numbers(path: Path, kubelet: Kubelet, clock: Clock) -> None:
+    """Source: NVIDIA/gpu-monitoring-tools issue 160, NVIDIA/dcgm-exporter issue 342."""
     resources = PodResources(str(path), names=names_of((0, 1), (1, 0)), clock_s=clock)
     kubelet.pods = [pod("a", {"nvidia.com/gpu": ["nvidia0"]})]
     assert resources.allocation("training", "a") == Allocation((GPU[1],), {})
@@ -210,7 +213,10 @@ def test_gke_names_gpus_by_their_minor_numbers(path: Path, kubelet: Kubelet, clo
 
 
 def test_a_number_that_means_two_gpus_is_nobodys(path: Path, kubelet: Kubelet, clock: Clock) -> None:
-    """NVIDIA's DRA driver named GPUs by NVML's index before 25.8, and names them by minor number since."""
+    """NVIDIA's DRA driver named GPUs by NVML's index before 25.8, and names them by minor number since.
+
+    Source: kubernetes-sigs/dra-driver-nvidia-gpu issue 427; google/gvisor issue 9389, where the two differ.
+    """
     resources = PodResources(str(path), names=names_of((0, 3), (1, 1), (2, 0)), clock_s=clock)
     names = ("gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4")
     kubelet.pods = [pod(name, claims=[("gpu.nvidia.com", name)]) for name in names]

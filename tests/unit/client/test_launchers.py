@@ -39,6 +39,7 @@ def test_each_launcher_is_known(rank: str, size: str) -> None:
         ({**BATCH, **OPEN_MPI}, 3),
         ({**BATCH, **STEP}, 1),
         ({**BATCH, **STEP, "RANK": "5", "WORLD_SIZE": "16"}, 5),
+        ({**STEP, "RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, 0),
         ({**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"}, 3),
         ({**OPEN_MPI, "RANK": "3", "WORLD_SIZE": "8"}, 3),
         ({**OPEN_MPI, "PMIX_RANK": "3", "RANK": "3"}, 3),
@@ -52,6 +53,7 @@ def test_each_launcher_is_known(rank: str, size: str) -> None:
         "mpirun-in-batch",
         "srun",
         "torchrun-in-srun",
+        "one-gpu-a-node",
         "mpi-in-pod",
         "agree",
         "no-size",
@@ -60,7 +62,9 @@ def test_each_launcher_is_known(rank: str, size: str) -> None:
     ],
 )
 def test_the_innermost_launcher_is_right(environment: dict[str, str], rank: int) -> None:
-    """Source: LambdaLabsML/distributed-training-guide issue 59: launchers inside each other."""
+    """Source: LambdaLabsML/distributed-training-guide issue 59 and Lightning-AI/pytorch-lightning pull request 11406:
+    launchers inside each other; pytorch/pytorch issue 137402: torchrun's order of nodes is not srun's.
+    """
     assert launched_rank(environment) == rank
 
 

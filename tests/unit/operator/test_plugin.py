@@ -743,3 +743,61 @@ print("kubernetes.client.models.v1_pod" in sys.modules)
         "{'spec': {}}",
         "False",
     ]
+
+
+def test_a_kubeconfig_without_an_address_is_one_line(tmp_path: Path) -> None:
+    """Found beside robusta-dev/krr issue 170: the client of Kubernetes raised ValueError."""
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": "http://[::1:1"}}],
+                "users": [{"name": "u", "user": {}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    err = io.StringIO()
+    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
+    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: server: ")
+    assert len(err.getvalue().splitlines()) == 1
+
+
+CONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: %s, env: null}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{ this is: [no yaml", "it is no YAML: while parsing"),
+        ("- a\n- b\n", "it is none: "),
+        ("hello\n", "it is none: "),
+        ("", "is empty"),
+        (CONFIG % "no-such-plugin", "No such file or directory: 'no-such-plugin'"),
+        (CONFIG % "'true'", "exec: failed to decode process output"),
+        ("contexts: null\nusers: null\nclusters: null\n", "Invalid kube-config file"),
+    ],
+)
+def test_what_is_no_kubeconfig_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    """Source: kubernetes-client/python issues 236, 637 and 2219, powerfulseal/powerfulseal issue 283, and
+    ansible-collections/community.kubernetes pull request 119.
+    """
+    file = tmp_path / "kubeconfig"
+    file.write_text(text)
+    err = io.StringIO()
+    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
+    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: ")
+    assert message in err.getvalue()
+    assert len(err.getvalue().splitlines()) == 1
+    assert cli.run(["list", "--kubeconfig", str(tmp_path)], io.StringIO(), err) == cli.UNREACHABLE
+    assert "Is a directory" in err.getvalue()

@@ -161,27 +161,6 @@ def test_one_that_wants_a_certificate_gets_it(tmp_path: Path) -> None:
         web.server_close()
 
 
-def test_a_kubeconfig_without_an_address_is_one_line(tmp_path: Path) -> None:
-    """Found beside robusta-dev/krr issue 170: the client of Kubernetes raised ValueError."""
-    file = tmp_path / "kubeconfig"
-    file.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": "http://[::1:1"}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
-    err = io.StringIO()
-    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
-    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: server: ")
-    assert len(err.getvalue().splitlines()) == 1
-
-
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_text("<html>")

@@ -116,6 +116,12 @@ def test_both_forms_of_torch_csv_give_the_same_schedule() -> None:
     assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
 
 
+def test_a_spreadsheet_s_byte_order_mark_is_no_part_of_a_cell() -> None:
+    """Source: pytorch/pytorch pull request 129264, by which schedules are edited in a spreadsheet and loaded again."""
+    for text in ("\ufeff0F0,0B0\n", b"\xef\xbb\xbf0F0,0B0\r\n"):
+        assert read_schedule(text).of_stage(0) == [("forward", 0, 0), ("backward", 0, 0)]
+
+
 def test_letters_of_torch_before_2_6_are_read() -> None:
     """B beside W was the input gradient; B alone was, and is, the whole backward.
 
