@@ -69,7 +69,7 @@ class EnginePool:
         """Pods without an engine."""
         self.orders = 0
         """How many were sent."""
-        self._spec = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_095}, **spec}
+        self._spec = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_340}, **spec}
         self._pods = [Pod(f"pod-{n}", "ns", f"r-{n}", f"node-{n}", "pool", {}) for n in range(replicas)]
         self._changed = Counter[str]()
         self.start()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.doubles.engine_pool import OBJECTIVE, EnginePool, distinct
 
 from perseus_core.serving import FOLLOW_TABLE, PageAddress
 from perseus_operator.api.conditions import Reason
+from perseus_operator.families.serving.features.objective.requests import Block, RequestTimes
+from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.values import Pod
 from perseus_sim.serving.machine import Step
 
@@ -280,3 +285,20 @@ def test_the_minimum_clock_holds() -> None:
     assert all(mhz in (0, FOLLOW_TABLE) or mhz >= 1_400 for mhz in held)
     table = pool.family.pool.model.table
     assert table is None or all(not mhz or mhz >= 1_400 for row in table.clocks_mhz for mhz in row)
+
+
+@given(st.lists(st.integers(0, 5), max_size=80))
+def test_what_a_replica_did_lately_is_the_sum_of_its_latest_windows(places: list[int]) -> None:
+    times, seen = RequestTimes(), list[EngineWindow]()
+    for place in [place for place in places for _ in range(20)]:
+        window = EngineWindow(pod_uid="p", pid=1, time_us=10, default_us=place, tokens={place: 1}, held_us={"Floor": 9})
+        seen.append(window)
+        times.window_seen("p", window)
+    lately = times.of_pod("p")
+    counted = seen[len(seen) - lately.windows :]
+    assert lately.windows >= min(len(seen), 540), "nine minutes or so at least"
+    assert lately.tokens == Counter(place for window in counted for place in window.tokens)
+    assert lately.default_us == sum(window.default_us for window in counted)
+    assert times.of_all() == lately
+    times.pods_observed(())
+    assert times.of_all() == Block()

@@ -26,6 +26,7 @@ class ServingPool:
         self.model = Model()
         self.trials = Trials()
         self.switchback = Switchback()
+        self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
         self._restored: tuple[str, Mapping[int, Missed]] = "", {}
         """Of which fingerprint an earlier operator has stored missed clocks, and which."""
 
@@ -121,5 +122,8 @@ class ServingPool:
 
     def switched_back(self, wall_s: float) -> str:
         """UID of the replica's pod that is to run at default clocks now, for comparison; empty: none."""
-        uids = [one.pod_uid for one in self.signals.replicas if self.follows(one.pod_uid)]
-        return switched_back(self.job.ref.uid, block_at(wall_s), uids)
+        block = block_at(wall_s)
+        if self._back[:3] != (block, self.signals, self.spec):  # asked for each window
+            uids = [one.pod_uid for one in self.signals.replicas if self.follows(one.pod_uid)]
+            self._back = block, self.signals, self.spec, switched_back(self.job.ref.uid, block, uids)
+        return self._back[3]

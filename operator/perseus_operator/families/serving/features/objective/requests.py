@@ -18,6 +18,8 @@ from perseus_operator.nodes.engines import EngineWindow
 _WINDOWS: Final = 60
 """Of a block: about a minute."""
 _BLOCKS: Final = 10
+_SUMS: Final = ("windows", "time_us", "default_us", "mhz_us")
+_COUNTS: Final = ("first_tokens", "tokens", "held_us")
 LEAST_REQUESTS: Final = 100
 """Before a share of 99 % means anything."""
 
@@ -73,10 +75,17 @@ class Block:
 
     def merge(self, other: Block) -> None:
         """All that another block has, more."""
-        for name in ("windows", "time_us", "default_us", "mhz_us"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("first_tokens", "tokens", "held_us"):
+        for name in _COUNTS:
             getattr(self, name).update(getattr(other, name))
+
+    def forget(self, other: Block) -> None:
+        """All that another block has, less; it was added before."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) - getattr(other, name))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) - getattr(other, name))
 
     @property
     def requests(self) -> int:
@@ -96,35 +105,45 @@ class Block:
         return round((self.mhz_us + self.default_us * highest_mhz) / max(1, self.time_us))
 
 
+@dataclass
+class _Recent:
+    """What one replica did lately: the sum of its latest blocks, kept up as they come and go."""
+
+    together: Block = field(default_factory=Block)
+    blocks: deque[Block] = field(default_factory=deque)
+
+    def add(self, window: EngineWindow) -> None:
+        if not self.blocks or self.blocks[-1].windows >= _WINDOWS:
+            self.blocks.append(Block())
+        if len(self.blocks) > _BLOCKS:
+            self.together.forget(self.blocks.popleft())
+        self.blocks[-1].add(window)
+        self.together.add(window)
+
+
 class RequestTimes:
     """What all replicas did lately."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, deque[Block]] = {}
+        self._recent: dict[str, _Recent] = {}
 
     def window_seen(self, pod_uid: str, window: EngineWindow) -> None:
         """A replica did this."""
-        blocks = self._blocks.setdefault(pod_uid, deque(maxlen=_BLOCKS))
-        if not blocks or blocks[-1].windows >= _WINDOWS:
-            blocks.append(Block())
-        blocks[-1].add(window)
+        self._recent.setdefault(pod_uid, _Recent()).add(window)
 
     def pods_observed(self, uids: Collection[str]) -> None:
         """These pods there are now."""
-        self._blocks = {uid: blocks for uid, blocks in self._blocks.items() if uid in uids}
+        self._recent = {uid: recent for uid, recent in self._recent.items() if uid in uids}
 
     def of_pod(self, pod_uid: str) -> Block:
-        """What one replica did lately."""
-        together = Block()
-        for block in self._blocks.get(pod_uid, ()):
-            together.merge(block)
-        return together
+        """What one replica did lately; not to be changed."""
+        return self._recent[pod_uid].together if pod_uid in self._recent else Block()
 
     def of_all(self) -> Block:
         """What all did together."""
         together = Block()
-        for uid in self._blocks:
-            together.merge(self.of_pod(uid))
+        for recent in self._recent.values():
+            together.merge(recent.together)
         return together
 
 

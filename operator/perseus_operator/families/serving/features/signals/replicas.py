@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from perseus_core.units import s_from_us
@@ -76,7 +77,11 @@ class Signals:
 
     def of_pod(self, uid: str) -> Replica | None:
         """The replica of a pod; None: it is none of those that share a table."""
-        return next((replica for replica in self.replicas if replica.pod_uid == uid), None)
+        return self._by_pod.get(uid)
+
+    @cached_property
+    def _by_pod(self) -> Mapping[str, Replica]:
+        return {replica.pod_uid: replica for replica in self.replicas}
 
 
 def signals_of(nodes: JobNodes, before: str) -> Signals:
