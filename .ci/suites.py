@@ -111,6 +111,7 @@ _BY_HAND: Final = (
     ("solver_batch", "two minutes more"),
     ("framework_job", "its image with PyTorch takes minutes more"),
     ("faults", "twelve minutes more"),
+    ("serving", "three minutes more"),
 )
 """Suites on a cluster for which there is no time here."""
 
