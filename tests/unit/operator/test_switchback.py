@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from tests.doubles.engine_pool import EnginePool
@@ -110,3 +111,10 @@ def test_a_pool_says_what_it_saves() -> None:
     assert float(saved["low"].rstrip("%")) > 0, "lower clocks take less energy of a token"
     assert saved["blocks"] == LEAST_COMPARISONS
     assert pool.clocks[0] in (0, FOLLOW_TABLE)
+    pool.start(pool.status())
+    pool.step()
+    assert pool.status()["savings"] == saved, "it outlives a restart"
+    pool.engine = replace(pool.engine, version="0.12.0")
+    pool.pods(*pool._pods)
+    pool.step()
+    assert "savings" not in pool.status(), "but not another engine"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from perseus_core.serving import ServingLimits
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
-from perseus_operator.families.serving.features.comparison.switchback import Switchback, block_at, switched_back
+from perseus_operator.families.serving.features.comparison.switchback import Saved, Switchback, block_at, switched_back
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
@@ -27,8 +27,8 @@ class ServingPool:
         self.trials = Trials()
         self.switchback = Switchback()
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
-        self._restored: tuple[str, Mapping[int, Missed]] = "", {}
-        """Of which fingerprint an earlier operator has stored missed clocks, and which."""
+        self._restored: tuple[str, Mapping[int, Missed], Saved | None] = "", {}, None
+        """Of which fingerprint an earlier operator has stored missed clocks and savings, and which."""
 
     @property
     def spec(self) -> PoolSpec | None:
@@ -37,9 +37,9 @@ class ServingPool:
         assert spec is None or isinstance(spec, PoolSpec)
         return spec
 
-    def restored(self, fingerprint: str, missed: Mapping[int, Missed]) -> None:
-        """An earlier operator has stored which clocks of an engine have missed a limit."""
-        self._restored = fingerprint, missed
+    def restored(self, fingerprint: str, missed: Mapping[int, Missed], saved: Saved | None) -> None:
+        """An earlier operator has stored which clocks of an engine have missed a limit, and what is saved."""
+        self._restored = fingerprint, missed, saved
 
     def looked(self) -> None:
         """Take in what has changed on the nodes: which replicas there are, and with which clocks they can run."""
@@ -48,6 +48,8 @@ class ServingPool:
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
             self.model, self.trials, self.switchback = Model(), Trials(), Switchback()
             self._known = self.signals.fingerprint
+            if self._restored[0] == self._known:
+                self.switchback.restored(self._restored[2])
         uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
         self.requests.pods_observed(uids)
         self.switchback.pods_observed(uids)
@@ -69,11 +71,11 @@ class ServingPool:
             return
         if self.trials.exploration is not None:
             self.model.limits_changed()
-        fingerprint, missed = self._restored
+        fingerprint, missed, _ = self._restored
         clocks = (*ladder_mhz, self.signals.replicas[0].highest_mhz)
         limit_s = limits.per_token_s or limits.first_token_s or NO_LIMIT_S
         self.trials.began(clocks, limit_s, missed if fingerprint == self.signals.fingerprint else {})
-        self._restored, self._begun = ("", {}), wanted
+        self._restored, self._begun = ("", {}, None), wanted
 
     def ladder_mhz(self, minimum_mhz: int) -> tuple[int, ...]:
         """The clocks below the highest that replicas may be locked at, ascending; empty: none."""

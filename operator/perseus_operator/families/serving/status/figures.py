@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from perseus_core.serving import ServingLimits
-from perseus_core.units import mj_from_j
+from perseus_core.units import j_from_mj, mj_from_j
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
@@ -23,6 +23,7 @@ from perseus_operator.api.serving.status import (
 )
 from perseus_operator.budgets.draw import share_to_status
 from perseus_operator.families.serving.decide import ServingDecision
+from perseus_operator.families.serving.features.comparison.switchback import Saved
 from perseus_operator.families.serving.features.exploration.trials import Missed
 from perseus_operator.families.serving.features.objective.requests import Block, quantile_s, worst_share
 from perseus_operator.families.serving.features.signals.replicas import Replica
@@ -137,7 +138,7 @@ def _engine(pool: ServingPool) -> EngineStatus | None:
 
 
 def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
-    """Take from a stored status which clocks have missed a limit: they are not tried again before their time."""
+    """Take from a stored status what was saved, and which clocks have missed a limit: they are not tried again yet."""
     stored = parse_stored(EngineStatus, status.get("engine"))
     if stored is None:
         return
@@ -145,4 +146,10 @@ def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
     for one in stored.missed_clocks or ():
         until_s = datetime.fromisoformat(one.not_before).timestamp()
         found[one.clock_megahertz] = Missed(one.clock_megahertz, one.misses, until_s)
-    pool.restored(stored.fingerprint, found)
+    savings = parse_stored(PoolSavings, status.get("savings"))
+    pool.restored(stored.fingerprint, found, None if savings is None else _saved(savings))
+
+
+def _saved(stored: PoolSavings) -> Saved:
+    share, low, high = (float(text.removesuffix("%")) / 100 for text in (stored.energy, stored.low, stored.high))
+    return Saved(share, low, high, stored.blocks, j_from_mj(stored.millijoules_per_token))

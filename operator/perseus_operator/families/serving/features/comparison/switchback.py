@@ -114,6 +114,10 @@ class Switchback:
         block.energy_mj += window.energy_mj or 0
         block.tokens += window.generated_tokens
 
+    def restored(self, saved: Saved | None) -> None:
+        """An earlier operator has measured this; it holds until there are as many comparisons again."""
+        self.saved = saved
+
     def interrupted(self, pod_uid: str) -> None:
         """A replica neither follows the law nor is compared with it."""
         self._blocks.pop(pod_uid, None)
@@ -133,7 +137,7 @@ class Switchback:
             return
         law_j = j_from_mj(before.energy_mj + after.energy_mj) / (before.tokens + after.tokens)
         self.comparisons.append(Comparison(between.token_j, law_j, between.tokens))
-        self.saved = saved_of(tuple(self.comparisons))
+        self.saved = saved_of(tuple(self.comparisons)) or self.saved
 
 
 def saved_of(comparisons: Sequence[Comparison]) -> Saved | None:
