@@ -102,9 +102,14 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def serving(cleared_journey: Journey) -> Serving:
+def journey(cleared_journey: Journey) -> Journey:
     cleared_journey.install(*FLAGS)
-    return Serving(cleared_journey)
+    return cleared_journey
+
+
+@pytest.fixture(scope="module")
+def serving(journey: Journey) -> Serving:
+    return Serving(journey)
 
 
 def test_an_engine_with_the_plugin_is_seen_by_its_pool(serving: Serving) -> None:
