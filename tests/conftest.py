@@ -17,6 +17,8 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from tests.slow_tests import slow_tests
 
+from perseus_runtime.direct import bypass_proxies
+
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -25,6 +27,7 @@ if settings.default.derandomize:
     providers._get_local_constants = Constants
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+bypass_proxies()  # all servers of tests are on loopback
 
 
 @pytest.fixture(scope="session")
