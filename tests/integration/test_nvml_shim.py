@@ -362,7 +362,7 @@ def test_a_gpu_that_cannot_be_measured_leaves_the_others_theirs(shim: Shim, capl
     opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.05)
     assert [device.energy() is not None for device in opened.devices] == [True, False]
     assert [device.controllability()[0] for device in opened.devices] == [Controllability.YES] * 2
-    assert "; its energy counter is not used" in caplog.text
+    assert caplog.text.count("; its energy counter is not used") == 1
     opened.close()
 
 

@@ -124,7 +124,12 @@ class NvmlDevices:
             before = [_unless_failed(device.raw_energy_mj) for device in self.devices]
             time.sleep(energy_check_s if any(value is not None for value in before) else 0)
             for device, value in zip(self.devices, before, strict=True):
-                _unless_failed(partial(device.judge_energy, value, energy_check_s))
+                try:
+                    device.judge_energy(value, energy_check_s)
+                except DriverUnavailable:
+                    raise
+                except DeviceError as error:
+                    log.error("%s; its energy counter is not used", error)
         except BaseException:
             pynvml.nvmlShutdown()
             raise
@@ -328,13 +333,12 @@ class NvmlDevice:
 
 
 def _unless_failed(call: Callable[[], T]) -> T | None:
-    """What a call about one GPU's energy counter returns; None: it failed. Others keep theirs."""
+    """What a call about one GPU returns; None: it failed, which says nothing of the others."""
     try:
         return call()
     except DriverUnavailable:
         raise
-    except DeviceError as error:
-        log.error("%s; its energy counter is not used", error)
+    except DeviceError:
         return None
 
 

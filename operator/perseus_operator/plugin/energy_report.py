@@ -5,6 +5,7 @@ PerseusJobs are deleted after their TTL and the operator remembers none of them,
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Final
@@ -65,7 +66,8 @@ def _job(series: Json) -> tuple[str, str]:
 
 
 def _by_job(result: list[Json]) -> dict[tuple[str, str], float]:
-    return {_job(series): float(series["value"][1]) for series in result}
+    values = {_job(series): float(series["value"][1]) for series in result}
+    return {job: value for job, value in values.items() if math.isfinite(value)}  # one that is not spoils no sum
 
 
 def _figures(took_j: float, usual_j: float, jobs: float) -> Json:

@@ -58,3 +58,18 @@ def test_the_table_says_what_it_is_of() -> None:
     assert total.startswith("total")
     empty = energy_report_text(energy_report(lambda _: [], "4w", "job", "team-c"), "namespace team-c")
     assert empty == "The Prometheus has no energy of jobs of namespace team-c in the last 4w."
+
+
+def test_a_series_that_is_no_number_spoils_no_sum() -> None:
+    """Found beside robusta-dev/krr issue 170: Prometheus answers NaN and Inf as such."""
+
+    def odd(query: str) -> Any:
+        series = answer(query)
+        if "perseus_job_info" not in query:
+            series[0]["value"][1] = "NaN"
+            series[1]["value"][1] = "+Inf"
+        return series
+
+    found = energy_report(odd, "30d", "job", None)
+    assert [row["job"] for row in found["rows"]] == ["team-b/gpt3"]
+    assert found["total"]["energyKilowattHours"] == 5
