@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -97,6 +98,37 @@ def test_a_schedule_of_another_shape_is_refused_by_field() -> None:
         with pytest.raises(InvalidSchedule, match=f"^spec.pipeline: .*{why}") as refused:
             check_schedule(damaged, pipeline())
         assert refused.value.reason == Reason.SCHEDULE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("raw", "order", "anew"),
+    [
+        ({"schedule": "DualPipe", "microbatches": 4}, "", True),
+        ({"schedule": "1F1B", "microbatches": 4}, "", False),
+        ({"schedule": "FromRanks"}, "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", True),
+        ({"schedule": "FromRanks"}, "0F0,0B0\n1F0,1B0\n", False),
+    ],
+)
+def test_a_frontier_of_an_earlier_operator_is_solved_anew_where_it_had_overlapped_parts(
+    raw: dict[str, Any], order: str, anew: bool
+) -> None:
+    """Those of pytorch/pytorch pull request 159591 were planned too short."""
+    profile = {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 1}
+    spec = parse_spec(JobSpec, {"pipeline": {"stages": 2, **raw}, "profile": profile})
+    pipeline = spec.pipeline
+    parts = (
+        "perseus.frontier.1",
+        "csv",
+        raw["schedule"],
+        2,
+        pipeline.microbatches,
+        pipeline.chunks,
+        1,
+        spec.points,
+        "",
+    )
+    earlier = hashlib.sha256("\n".join(map(str, (*parts, *filter(None, [order])))).encode()).hexdigest()
+    assert (inputs_digest(spec, "csv", schedule_csv=order) != earlier) is anew
 
 
 class Kube:

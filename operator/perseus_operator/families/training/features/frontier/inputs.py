@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perseus_operator.api.job import JobSpec
+from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
@@ -82,6 +83,8 @@ def inputs_digest(
         calibration_digest,
         *([schedule_csv] if schedule_csv else ()),
         *([hardware] if hardware else ()),
+        # Earlier operators planned parts of one action as if each sent its own result: such a frontier is solved anew.
+        *(["actions"] if spec.pipeline.schedule is ScheduleName.DUALPIPE or "OVERLAP_F_B" in schedule_csv else ()),
         *([f"switching {spec.switching.max_energy_loss_ratio}"] if spec.switching else ()),
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
