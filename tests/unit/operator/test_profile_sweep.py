@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -314,6 +315,17 @@ def test_an_iteration_whose_energy_one_rank_does_not_know_counts_nowhere() -> No
             assert meter.observe(one, sweep.clocks_mhz[0]) is None
     assert meter.counted == 0
     assert meter.rejection == "the GPU of dp 0, stage 0 has no energy counter"
+
+
+def test_instructions_that_run_at_the_same_time_are_not_measured() -> None:
+    """Source: ``OVERLAP_F_B`` of pytorch/pytorch pull request 159591, run by a custom function on two threads."""
+    job, sweep = Job(), fresh()
+    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
+    meter.begin(sweep.point)
+    first, *_ = job.step(sweep)
+    overlapped = replace(first, instruction_energies_mj=array("I"), energy_iterations=0)
+    assert meter.observe(overlapped, sweep.clocks_mhz[0]) is None
+    assert meter.rejection.startswith("instructions of dp 0, stage 0 run at the same time")
 
 
 event = st.sampled_from(["step", "step", "step", "step", "operator", "pods", "lease", "lost", "deviate", "counter"])

@@ -119,25 +119,31 @@ class ProfileAggregator:
 
     def _rank_iteration(self, report: Report) -> _RankIteration | None:
         """None: unusable, and ``rejection`` says why; or the energy of this iteration alone is not known yet."""
-        where = f"dp {report.dp}, stage {report.stage}"
-        if not self._shape.has(report.rank_id):
-            self.rejection = f"{where}, tp {report.tp} is no rank of the job"
-            return None
-        expected = len(self._kinds[report.stage]) if report.stage < len(self._kinds) else 0
-        if len(report.durations_us) != expected or min(report.durations_us, default=0) <= 0:
-            self.rejection = f"{where} does not follow its schedule"
+        if refusal := self._refusal(report):
+            self.rejection = refusal
             return None
         means, n = report.instruction_energies_mj, report.energy_iterations
-        if report.energy_mj is None or len(means) != expected:
-            self.rejection = f"the GPU of {where} has no energy counter"
-            return None
         before_n, before = self._running.get(report.rank_id, (0, ()))
         self._running[report.rank_id] = n, means
         if n == 1:
             return _RankIteration(report, means)
-        if n != before_n + 1 or len(before) != expected:
+        if n != before_n + 1 or len(before) != len(means):
             return None
         return _RankIteration(report, [n * now - before_n * was for now, was in zip(means, before, strict=True)])
+
+    def _refusal(self, report: Report) -> str:
+        """Why the report of an iteration cannot be used; empty: it can."""
+        where = f"dp {report.dp}, stage {report.stage}"
+        if not self._shape.has(report.rank_id):
+            return f"{where}, tp {report.tp} is no rank of the job"
+        expected = len(self._kinds[report.stage]) if report.stage < len(self._kinds) else 0
+        if len(report.durations_us) != expected or min(report.durations_us, default=0) <= 0:
+            return f"{where} does not follow its schedule"
+        if report.energy_mj is None:
+            return f"the GPU of {where} has no energy counter"
+        if len(report.instruction_energies_mj) != expected:  # as a custom function of torch runs them on two threads
+            return f"instructions of {where} run at the same time: what each takes cannot be told apart"
+        return ""
 
     def _reading(self, clock_mhz: int) -> Reading:
         return Reading(
