@@ -113,8 +113,9 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             preempted = iteration.num_preempted_reqs
         if scheduler is not None:
             all_running = scheduler.num_running_reqs
-            # Those that ended had output and run no more.
-            prefilling = max(0, all_running - outputs) if iteration is not None else min(prefilling, all_running)
+            # Those that ended had output and run no more. A step in which none had any, as of one long prompt alone, has
+            # no statistics of its own.
+            prefilling = max(0, all_running - outputs)
             running = all_running - prefilling
             waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
             kv_share = scheduler.kv_cache_usage

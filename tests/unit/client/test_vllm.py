@@ -109,6 +109,16 @@ def test_a_request_that_runs_without_output_is_prefilling(session: Recorded) -> 
     assert step["computes_prompt"]
 
 
+def test_a_step_without_output_computes_the_prompts_of_all_that_run(session: Recorded) -> None:
+    # As vLLM tells of a long prompt that has the engine to itself: each part but the last has no output at all.
+    logger = PerseusStatLogger(config())
+    logger.record(scheduler(1), None)
+    logger.record(scheduler(1), None)
+    logger.record(scheduler(1), iteration(time_to_first_tokens_iter=[0.4]))
+    assert [(step["prefilling"], step["running"]) for step in session.steps] == [(1, 0), (1, 0), (0, 1)]
+    assert all(step["computes_prompt"] for step in session.steps)
+
+
 def test_a_request_that_ended_had_output_and_runs_no_more(session: Recorded) -> None:
     logger = PerseusStatLogger(config())
     done = [ended(100, 0.03), ended(1, 0.0)]
