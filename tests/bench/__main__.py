@@ -25,6 +25,7 @@ MODULES = (
     "tests.bench.steps",
     "tests.bench.serving",
     "tests.bench.serving_node",
+    "tests.bench.serving_vllm",
     "tests.bench.control_grid",
     "tests.bench.control_causes",
     "tests.bench.control_measured",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -86,7 +87,8 @@ class VllmServer:
         try:
             yield cls(process, port, str(folder / "model"), log)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def wait_ready(self) -> None:
