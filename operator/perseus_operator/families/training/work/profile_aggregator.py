@@ -142,7 +142,7 @@ class ProfileAggregator:
         if report.energy_mj is None:
             return f"the GPU of {where} has no energy counter"
         if len(report.instruction_energies_mj) != expected:  # as a custom function of torch runs them on two threads
-            return f"instructions of {where} run at the same time: what each takes cannot be told apart"
+            return f"instructions of {where} run at the same time: what each takes is not known"
         return ""
 
     def _reading(self, clock_mhz: int) -> Reading:
