@@ -113,8 +113,8 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             preempted = iteration.num_preempted_reqs
         if scheduler is not None:
             all_running = scheduler.num_running_reqs
-            # Those that ended had output and run no more. Of a step in which none had any, as with one long prompt alone,
-            # vLLM gives no statistics.
+            # Those that ended had output and run no more. Of a step in which none had any, as with one long prompt
+            # alone, vLLM gives no statistics.
             prefilling = max(0, all_running - outputs)
             running = all_running - prefilling
             waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)

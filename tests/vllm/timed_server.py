@@ -1,4 +1,4 @@
-"""vLLM's server, which appends how long each step of the plugin took, in nanoseconds, to the file ``PLUGIN_TIMES``.
+"""vLLM's server, which appends the processor's time of each step of the plugin, in nanoseconds, to the file ``PLUGIN_TIMES``.
 
 Run by path where vLLM and the client are installed: ``python timed_server.py <flags of the server>``.
 """
@@ -18,9 +18,9 @@ def _timed() -> None:
     record, times = PerseusStatLogger.record, open(os.environ["PLUGIN_TIMES"], "ab", buffering=0)  # noqa: SIM115
 
     def timed(self: PerseusStatLogger, *arguments: Any, **named: Any) -> None:
-        begun_ns = time.perf_counter_ns()
+        begun_ns = time.thread_time_ns()
         record(self, *arguments, **named)
-        times.write(struct.pack("<Q", time.perf_counter_ns() - begun_ns))
+        times.write(struct.pack("<Q", time.thread_time_ns() - begun_ns))
 
     PerseusStatLogger.record = timed  # type: ignore[method-assign]
 
