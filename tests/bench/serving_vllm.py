@@ -61,7 +61,7 @@ def plugin() -> Result:
 
 
 def _share(without: VllmServer, with_plugin: VllmServer, first: int) -> tuple[float, float]:
-    """Throughput with the plugin over that without, of one round each; and the same for each second of the processor."""
+    """Throughput with the plugin over that without, of a round each; and the same per second of the processor."""
     took = [_round(server) for server in ((without, with_plugin) if first else (with_plugin, without))]
     (plain_s, plain_cpu_s), (plugin_s, plugin_cpu_s) = took if first else reversed(took)
     return plain_s / plugin_s, plain_cpu_s / plugin_cpu_s

@@ -1,4 +1,4 @@
-"""vLLM's server, which appends the processor's time of each step of the plugin, in nanoseconds, to the file ``PLUGIN_TIMES``.
+"""vLLM's server, which appends the processor's time of each step of the plugin to the file ``PLUGIN_TIMES``, in ns.
 
 Run by path where vLLM and the client are installed: ``python timed_server.py <flags of the server>``.
 """
