@@ -90,4 +90,4 @@ def _throughput(logs: list[float], name: str) -> Result:
     return {key: {"value": 100 * math.exp(value), "unit": "%"} for key, value in values.items()}
 
 
-FIGURES: Final = {"vllm": plugin}
+FIGURES: Final = {"serving_vllm": plugin}
