@@ -34,9 +34,12 @@ PLURALS: Final = (PLURAL, PROFILE_PLURAL, FRONTIER_PLURAL, BUDGET_PLURAL, CLASS_
 LABEL_JOB: Final = "perseus.energy/job"
 """On pods: the name of the PerseusJob or ServingPool, in the same namespace, that may drive their GPUs (the opt-in)."""
 LABEL_CLASS: Final = "perseus.energy/class"
-"""On a namespace or a training pod: the EnergyClass of which the operator makes PerseusJobs; a pod's counts first."""
+"""On a namespace or a pod: the EnergyClass of which the operator makes PerseusJobs and ServingPools; a pod's counts
+first."""
 NO_CLASS: Final = "none"
 """Value of that label with which a pod has no class, though its namespace has one."""
+LABEL_SERVING: Final = "perseus.energy/serving"
+"""On a pod of a server: ``true`` where the webhook saw that its EnergyClass makes ServingPools."""
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 COMPONENT_AGENT: Final = "perseus-agent"
 LABEL_RELEASE_GPUS: Final = "perseus.energy/release-gpus"

@@ -29,7 +29,7 @@ from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.errors import AgentError, SolveFailed
 from perseus_operator.nodes.iterations import History, Report
 from perseus_operator.nodes.node import Node, Rank
-from perseus_operator.objects.values import Now, Pod
+from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.solving.answers import most_calibration_bytes
 from perseus_operator.solving.calibration import CalibrateRequest, parse_calibration_result
 from perseus_operator.solving.pool import SolverPool
@@ -159,7 +159,7 @@ async def _pods() -> None:
         labels = {keys.LABEL_JOB: f"t-{number}", keys.LABEL_CLASS: "no-such-class"}
         pods["evil", f"t-{number}"] = {"u": Pod(f"u-{number}", "evil", "t", "node", f"t-{number}", labels)}
     for second in range(30):
-        await classes.tick(Now(float(second), 1e9), pods, {})
+        await classes.tick(Now(float(second), 1e9), pods, {}, {})
 
 
 async def _jobs() -> None:
@@ -259,11 +259,11 @@ async def _served_s(*, beside: bool) -> float:
         async def write_class_status(self, *_: Any) -> str:
             return "1"
 
-        async def create_job(self, namespace: str, *_: Any) -> None:
-            made[namespace].set()
+        async def create_job(self, job: JobRef, *_: Any) -> None:
+            made[job.namespace].set()
 
     classes, pods = EnergyClasses(cast(Any, Kube()), grace_s=0.0), dict[tuple[str, str], dict[str, Pod]]()
-    jobs = dict[tuple[str, str], dict[str, str]]()
+    jobs = dict[tuple[str, str], dict[str, Any]]()
     classes.observe({"metadata": {"name": "c", "uid": "c"}, "spec": {"objective": {"type": "MinEnergy"}}})
 
     def add(namespace: str, name: str, energy_class: str) -> None:
@@ -272,7 +272,7 @@ async def _served_s(*, beside: bool) -> float:
 
     async def tick() -> None:
         while True:
-            await classes.tick(Now(perf_counter(), 1e9), pods, jobs)
+            await classes.tick(Now(perf_counter(), 1e9), pods, jobs, {})
             await asyncio.sleep(1.0)
 
     pool, worst_s = SolverPool(workers=2, timeout_s=600, memory_mib=2048), 0.0
@@ -290,7 +290,7 @@ async def _served_s(*, beside: bool) -> float:
             made[namespace], began_s = asyncio.Event(), perf_counter()
             add(namespace, "job", "c")
             await made[namespace].wait()
-            jobs[namespace, "job"] = {}
+            jobs[namespace, "job"] = {"metadata": {}}
             await pool.solve(SolveRequest(profile_csv(2), "1f1b", 2, 3, None, 70_000 + number, 100), namespace)
             worst_s = max(worst_s, perf_counter() - began_s)
     finally:

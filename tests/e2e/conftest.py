@@ -307,6 +307,36 @@ class World:
         self.core.create_namespaced_pod(self.namespace, {"metadata": metadata, "spec": spec})
         self.core.patch_namespaced_pod_status(name, self.namespace, {"status": {"phase": phase}})
 
+    def replica(self, revision: str, energy_class: str, server: Server) -> None:
+        """Make a pod of the Deployment ``chat``, as the webhook labels it, by a ReplicaSet if there are controllers."""
+        name, claim = f"chat-{revision}", {"pod-template-hash": revision}
+        ours = {keys.LABEL_JOB: "chat", keys.LABEL_CLASS: energy_class, keys.LABEL_SERVING: "true"}
+        spec = {
+            "nodeName": f"node-of-{name}",
+            "containers": [{"name": "main", "image": "x"}],
+            "automountServiceAccountToken": False,
+        }
+        template = {"metadata": {"labels": claim | ours}, "spec": spec}
+        self.until_pods_can_be_made()
+        if Feature.CONTROLLERS in server.features:
+            body = {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": claim}, "template": template}}
+            client.AppsV1Api(self.core.api_client).create_namespaced_replica_set(self.namespace, body)
+            return
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": f"u-{name}", "controller": True}
+        metadata = {"name": f"{name}-0", "labels": claim | ours, "ownerReferences": [owner]}
+        self.core.create_namespaced_pod(self.namespace, {"metadata": metadata, "spec": spec})
+
+    def pool_owners(self, name: str) -> list[str]:
+        """Names of what a ServingPool goes with; none: it does not exist."""
+        where = (keys.API_GROUP, keys.API_VERSION, self.namespace, keys.POOL_PLURAL, name)
+        try:
+            pool: Any = self.custom.get_namespaced_custom_object(*where)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return []
+        return [owner["name"] for owner in pool["metadata"].get("ownerReferences") or ()]
+
     def energy_class(self, name: str, **spec: Any) -> None:
         """Make a class for this namespace, unless the spec says otherwise."""
         selector = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}

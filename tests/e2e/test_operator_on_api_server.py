@@ -178,6 +178,33 @@ def test_a_profile_of_another_namespace_needs_an_administrators_grant(world: Any
             world.delete_class(name)
 
 
+def test_a_server_of_a_class_has_a_pool_that_goes_with_all_of_its_replica_sets(
+    world: Any, api: Any, server: Server
+) -> None:
+    name = f"serving-{world.namespace}"
+    world.energy_class(name, serving={"mode": "Recommend"})
+    try:
+        world.replica("a", name, server)
+        world.until("made", lambda: world.pool_owners("chat") == ["chat-a"])
+        world.replica("b", name, server)
+        world.until("rolled out", lambda: world.pool_owners("chat") == ["chat-a", "chat-b"])
+        [pool] = world.custom.list_namespaced_custom_object(*world.place[:3], keys.POOL_PLURAL)["items"]
+        workload = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "chat"}
+        assert (pool["spec"]["workload"], pool["spec"]["mode"]) == (workload, "Recommend")
+        read = (*world.classes, name)
+        world.until(
+            "counted", lambda: world.custom.get_cluster_custom_object(*read).get("status", {}).get("pools") == 1
+        )
+        if Feature.CONTROLLERS in server.features:
+            sets = client.AppsV1Api(api)
+            sets.delete_namespaced_replica_set("chat-a", world.namespace)
+            world.until("the first has gone", lambda: world.pool_owners("chat") == ["chat-b"])
+            sets.delete_namespaced_replica_set("chat-b", world.namespace)
+            world.until("the pool has gone with the last", lambda: world.pool_owners("chat") == [])
+    finally:
+        world.delete_class(name)
+
+
 async def connect(world: Any) -> KubeClient:
     """As the operator does it."""
     configuration = aio_client.Configuration()
@@ -244,6 +271,11 @@ def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Ser
     )
     world.delete_class("exact")
     world.custom.delete_namespaced_custom_object(*made)
+    world.energy_class("serving", serving={})
+    for revision in ("a", "b"):  # a rollout
+        world.replica(revision, "serving", server)
+        world.until(f"{revision} owns the pool", lambda name=f"chat-{revision}": name in world.pool_owners("chat"))
+    world.delete_class("serving")
     world.finish_pod()
     world.patch({"spec": {"ttlSecondsAfterFinished": 0}})
     world.until("deleted, since it has finished", world.gone)

@@ -156,6 +156,7 @@ def class_crd() -> Json:
         _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
         _column("Mode", ".spec.mode", "string", "Enforce, Canary, Recommend or Observe."),
         _column("Jobs", ".status.jobs", "integer", "PerseusJobs that were made of it and exist now."),
+        _column("Pools", ".status.pools", "integer", "ServingPools that were made of it and exist now."),
         _column("Accepted", _condition_path("Accepted"), "string", "Whether the manifest is valid."),
         _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
@@ -168,9 +169,9 @@ def class_crd() -> Json:
         plural=keys.CLASS_PLURAL,
         short=keys.CLASS_SHORT_NAME,
         scope="Cluster",
-        description="Of which PerseusJobs are made for workloads that opt in by the label perseus.energy/class.",
+        description="Of which PerseusJobs and ServingPools are made for workloads with the label perseus.energy/class.",
         rules=[rule],
-        spec={**openapi_of(ClassSpec), "description": "What the PerseusJobs of the class are like."},
+        spec={**openapi_of(ClassSpec), "description": "What the PerseusJobs and ServingPools of the class are like."},
         status=_status(openapi_of(ClassFigures)),
         columns=columns,
     )

@@ -1,7 +1,7 @@
-"""EnergyClass, typed: of which PerseusJobs are made for workloads that opt in by a label.
+"""EnergyClass, typed: of which PerseusJobs and ServingPools are made for workloads that opt in by a label.
 
-It is cluster-wide and written by administrators, as StorageClass and PriorityClass are. An edit concerns the
-PerseusJobs that are made afterwards.
+It is cluster-wide and written by administrators, as StorageClass and PriorityClass are. An edit concerns what is made
+afterwards.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
@@ -17,7 +17,8 @@ from perseus_operator.api.job import Mode, Online, Straggler
 from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import Objective, ObjectiveType
 from perseus_operator.api.schema import choice, dump, integer, nested, text
-from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.api.serving.spec import ClockRange, MetricsPage, Server, ServingObjective
+from perseus_operator.api.workload import ServerKind, WorkloadKind
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects.values import Json
 
@@ -35,8 +36,31 @@ class ProfilesFrom:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingClass:
+    """What the ServingPools of the class are like; fields as in ``PoolSpec``."""
+
+    objective: ServingObjective = nested(
+        "What requests were promised; without any limit no clock is set, and limits are proposed in the pool's status.",
+        ServingObjective,
+        default={},
+    )
+    mode: Mode = choice(
+        "Enforce: learn on one replica, then let the clocks of all follow their load. Canary: of one replica alone."
+        " Recommend: report what would be done as far as it is known, set no clocks. Observe: set no clocks.",
+        Mode,
+        default=Mode.OBSERVE.value,
+    )
+    clocks: ClockRange = nested("Which clocks may be set.", ClockRange, default={})
+    engine: MetricsPage = nested(
+        "Where engines without the plugin show their metrics: a process beside the agent reads that page.",
+        MetricsPage,
+        default={},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassSpec:
-    """What the PerseusJobs of the class are like."""
+    """What the PerseusJobs and ServingPools of the class are like."""
 
     namespace_selector: NamespaceSelector | None = nested(
         "Namespaces whose workloads may have the class; absent: all.", NamespaceSelector, required=False
@@ -57,8 +81,13 @@ class ClassSpec:
         required=False,
     )
     comparison: Comparison = nested("How what plans save is measured again and again.", Comparison, default={})
+    serving: ServingClass | None = nested(
+        "What the ServingPools of Deployments and StatefulSets with GPUs are like; absent: servers are left out.",
+        ServingClass,
+        required=False,
+    )
     priority: int = integer(
-        "Among the jobs of a PowerBudget, as far as it grants priority to the namespace.",
+        "Among the members of a PowerBudget, as far as it grants priority to the namespace.",
         minimum=-1_000_000,
         maximum=1_000_000,
         default=0,
@@ -76,6 +105,7 @@ class ClassFigures:
     """Everything in status but conditions and observedGeneration."""
 
     jobs: int = integer("PerseusJobs that were made of it and exist now.", minimum=0, maximum=1_000_000)
+    pools: int = integer("ServingPools that were made of it and exist now.", minimum=0, maximum=1_000_000)
 
 
 class ClassCondition(StrEnum):
@@ -115,7 +145,7 @@ def refusal(name: str, found: ClassSpec | InvalidSpec | None, namespace: str, la
     return ""
 
 
-def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind, str] | None, profile: str) -> Json:
+def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind | ServerKind, str] | None, profile: str) -> Json:
     """The spec of a PerseusJob of a class. Its shape is left to its training processes.
 
     Args:
@@ -133,3 +163,14 @@ def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind, str] | None, pro
     if spec.ttl_seconds_after_finished is not None:
         made["ttlSecondsAfterFinished"] = spec.ttl_seconds_after_finished
     return made
+
+
+def pool_of_class(spec: ServingClass, server: Server, priority: int) -> Json:
+    """The spec of a ServingPool of a class.
+
+    Args:
+        spec: of the class, for serving.
+        server: whose replicas they are.
+        priority: of the class.
+    """
+    return {"workload": dump(server), **dump(spec), "priority": priority}

@@ -1,1 +1,1 @@
-"""EnergyClasses: PerseusJobs made for workloads that carry a label."""
+"""EnergyClasses: PerseusJobs and ServingPools made for workloads that carry a label."""

@@ -1,8 +1,10 @@
-"""EnergyClasses of the cluster: makes the PerseusJobs of workloads that opted in to one, and writes their status.
+"""EnergyClasses of the cluster: makes the PerseusJobs of workloads that opted in to one, and the ServingPools of
+servers, and writes their status.
 
-A pod says its class and the name of its PerseusJob by labels, which the webhook writes as the pod is created. While
-pods run whose PerseusJob does not exist, it is made; one that a user wrote is there first, and stays as it is. Only the
-first spec comes from the class: what is to change later is changed in the PerseusJob.
+A pod says its class and the name of its PerseusJob by labels, which the webhook writes as the pod is created; a pod of
+a server says by one more that it is to have a ServingPool. While pods run for which neither exists, it is made; one
+that a user wrote is there first, and stays as it is. Only the first spec comes from the class: what is to change later
+is changed in the PerseusJob. Below, a job is either.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.api.energy_class import (
@@ -23,23 +25,27 @@ from perseus_operator.api.energy_class import (
     ClassReason,
     ClassSpec,
     job_of_class,
+    pool_of_class,
     refusal,
 )
 from perseus_operator.api.schema import DNS_NAME, dump
+from perseus_operator.api.serving.spec import Server
+from perseus_operator.api.workload import ServerKind
+from perseus_operator.classes.pool_owners import owners_with, pod_of_new_owner, server_of_class
 from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
-from perseus_operator.nodes.workloads import workload_of
-from perseus_operator.objects.values import Json, Now, Owner, Pod
+from perseus_operator.nodes.workloads import PodWorkload, preset_of, workload_of
+from perseus_operator.objects.values import JobRef, Json, Now, Owner, Pod
 
 JobKey = tuple[str, str]
-"""Namespace and name of a PerseusJob."""
+"""Namespace and name of a PerseusJob or ServingPool."""
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""After one attempt to make a PerseusJob, two, ...; the last repeats. A change of any EnergyClass ends the wait."""
+"""After one attempt to make a job, two, ...; the last repeats. A change of any EnergyClass ends the wait."""
 _AT_ONCE: Final = 16
-"""PerseusJobs made in one go; more wait for the next. Namespaces take turns."""
+"""Jobs made in one go; more wait for the next. Namespaces take turns."""
 _LOOKED_AT: Final = 500
 """Jobs that are looked at in one step of the event loop."""
 
@@ -59,8 +65,12 @@ class ClassStore(Protocol):
         """Labels of a namespace."""
         ...
 
-    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
-        """Create a PerseusJob."""
+    async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
+        """Create a PerseusJob or ServingPool."""
+        ...
+
+    async def set_owners(self, job: JobRef, owners: Sequence[Json], *, version: str) -> str:
+        """Replace the owners of a ServingPool of this version; its version after it."""
         ...
 
     async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
@@ -70,7 +80,7 @@ class ClassStore(Protocol):
 
 @dataclass
 class _Attempts:
-    """How often a PerseusJob was not made for a pod, until when no further attempt is made (monotonic), and why not."""
+    """How often a job was not made for a pod, until when no further attempt is made (monotonic), and why not."""
 
     pod: Pod
     failed: int = 0
@@ -92,13 +102,13 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
     """All EnergyClasses of the cluster."""
 
     def __init__(self, kube: ClassStore, *, grace_s: float) -> None:
-        """``grace_s``: how long after a start no PerseusJob is made, as those that exist may not be observed yet."""
+        """``grace_s``: how long after a start no job is made, as those that exist may not be observed yet."""
         super().__init__(partial(ClusterObject[ClassSpec], keys.CLASS_KIND), ClassSpec)
         self._kube = kube
         self._grace_s = grace_s
         self._settled_s: float | None = None
         self._attempts: dict[JobKey, _Attempts] = {}
-        """Of the PerseusJobs that pods wait for."""
+        """Of the jobs that pods wait for."""
         self._turns: dict[str, int] = {}
         """When each namespace whose pods wait had its last turn, by count."""
         self._turn = 0
@@ -113,6 +123,11 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         for attempts in self._attempts.values():  # what was refused may be right now
             attempts.due()
 
+    def serves(self, energy_class: str) -> bool:
+        """Whether ServingPools are made of a class; not of one that does not exist."""
+        known = self._objects.get(energy_class)
+        return known is not None and known.spec is not None and known.spec.serving is not None
+
     async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
         """See ``services.ProfileGrants``."""
         known = self._objects.get(energy_class)
@@ -122,28 +137,39 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         return None if not_for_it else known.spec.profiles_from.namespace
 
     async def tick(
-        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+        self,
+        now: Now,
+        pods_of: Mapping[JobKey, Mapping[str, Pod]],
+        jobs: Mapping[JobKey, Mapping[str, Any]],
+        pools: Mapping[JobKey, Mapping[str, Any]],
     ) -> None:
-        """Make the PerseusJobs that are missing, and write what has changed. Call it about once a second.
+        """Make the jobs that are missing, and write what has changed. Call it about once a second.
 
         Args:
             now: the time.
-            pods_of: training pods by UID, of each PerseusJob that they name.
-            jobs: the PerseusJobs that exist, with their labels.
+            pods_of: pods by UID, of each job that they name.
+            jobs: the PerseusJobs that exist, as ``KnownJobs`` keeps them.
+            pools: the ServingPools that exist.
         """
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
         if now.monotonic_s >= self._settled_s:
-            await asyncio.gather(*(self._make(key, pod, now) for key, pod in await self._due(now, pods_of, jobs)))
-        made = [labels.get(keys.LABEL_CLASS) for labels in jobs.values()]
+            due = await self._due(now, pods_of, jobs, pools)
+            await asyncio.gather(*(self._make(key, pod, pools.get(key), now) for key, pod in due))
+        jobs_of, pools_of = _by_class(jobs), _by_class(pools)
         for known in list(self._objects.values()):
-            await self._write_status(known, [_accepted(known)], dump(ClassFigures(jobs=made.count(known.name))), now)
+            figures = ClassFigures(jobs=jobs_of[known.name], pools=pools_of[known.name])
+            await self._write_status(known, [_accepted(known)], dump(figures), now)
 
     async def _due(
-        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+        self,
+        now: Now,
+        pods_of: Mapping[JobKey, Mapping[str, Pod]],
+        jobs: Mapping[JobKey, Mapping[str, Any]],
+        pools: Mapping[JobKey, Mapping[str, Any]],
     ) -> list[tuple[JobKey, Pod]]:
-        """The PerseusJobs to make now: one of each namespace, then the next of each, those first whose last turn is
-        longest ago. So one with any number of pods that are refused delays no other.
+        """The jobs to make now, or to give one more owner: one of each namespace, then the next of each, those first
+        whose last turn is longest ago. So one with any number of pods that are refused delays no other.
         """
         due, missing = dict[str, deque[tuple[JobKey, Pod]]](), set[JobKey]()
         for number, (key, pods) in enumerate(list(pods_of.items()), 1):
@@ -151,8 +177,11 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
                 await asyncio.sleep(0)
             if key in jobs:
                 continue
+            pool, attempts = pools.get(key), self._attempts.get(key)
+            pod = _opted_in(pods.values()) if pool is None else pod_of_new_owner(pool, pods.values())
+            if pool is not None and pod is None:
+                continue
             missing.add(key)
-            pod, attempts = _opted_in(pods.values()), self._attempts.get(key)
             waits = attempts is not None and attempts.pod == pod and attempts.retry_at_s > now.monotonic_s
             if pod is not None and not waits:
                 due.setdefault(key[0], deque()).append((key, pod))
@@ -170,8 +199,8 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
                     del due[namespace]
         return chosen
 
-    async def _make(self, key: JobKey, pod: Pod, now: Now) -> None:
-        """Make the PerseusJob of a pod, or say on the pod why not."""
+    async def _make(self, key: JobKey, pod: Pod, pool: Mapping[str, Any] | None, now: Now) -> None:
+        """Make the job of a pod, or say on the pod why not; a pool that is there goes with what made the pod, too."""
         attempts = self._attempts.get(key)
         if attempts is None or attempts.pod != pod:
             said = attempts.refusal if attempts is not None else ""
@@ -179,7 +208,13 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         attempts.begun(now.monotonic_s)
         namespace, name = key
         try:
-            workload = workload_of(pod.labels, pod.owner)
+            if pool is not None:
+                metadata = pool["metadata"]
+                ref = JobRef(namespace, name, metadata["uid"], keys.POOL_KIND)
+                await self._kube.set_owners(ref, owners_with(pool, pod), version=metadata["resourceVersion"])
+                return
+            server = server_of_class(pod)
+            workload = server or workload_of(pod.labels, pod.owner)
             owner = workload.owner if workload else pod.owner or _reference(pod)
             why = await self._refusal(pod)
             if why:
@@ -187,13 +222,15 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
                 return
             spec = self._objects[pod.energy_class].spec
             assert spec is not None
-            reference = None if workload is None else (workload.kind, workload.name)
-            await self._kube.create_job(
-                namespace, name, pod.energy_class, job_of_class(spec, reference, pod.profile), owner
-            )
-            logger.info("%s/%s: made of EnergyClass %s for pod %s", namespace, name, pod.energy_class, pod.name)
+            if server is not None:
+                kind, made = keys.POOL_KIND, _pool(spec, server)
+            else:
+                reference = None if workload is None else (workload.kind, workload.name)
+                kind, made = keys.KIND, job_of_class(spec, reference, pod.profile)
+            await self._kube.create_job(JobRef(namespace, name, "", kind), pod.energy_class, made, owner)
+            logger.info("%s/%s: %s made of EnergyClass %s for pod %s", *key, kind, pod.energy_class, pod.name)
         except KubeConflict:
-            pass  # it exists: the watch is late
+            pass  # it exists, or was changed: the watch is late
         except KubeError as error:
             logger.warning("%s/%s: not made of EnergyClass %s: %s", namespace, name, pod.energy_class, error)
 
@@ -203,6 +240,8 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         found = None if known is None else known.spec or InvalidSpec(known.fault)
         if why := refusal(pod.energy_class, found, pod.namespace, await self._labels(found, pod.namespace)):
             return f"it {why}"
+        if server_of_class(pod) is not None:
+            return "" if self.serves(pod.energy_class) else f"EnergyClass {pod.energy_class} has no spec.serving"
         if pod.profile and not re.fullmatch(DNS_NAME, pod.profile):
             return f"its annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
         return ""
@@ -217,7 +256,8 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         """Say it once on the pod, and on its workload, where its user looks first."""
         if attempts.refusal == why:
             return
-        message = f"The pod trains at default clocks: {why}."
+        does = "trains" if server_of_class(pod) is None else "serves"
+        message = f"The pod {does} at default clocks: {why}."
         for about in dict.fromkeys((_reference(pod), owner)):
             await self._kube.warn(pod.namespace, about, reason=ClassReason.NOT_APPLIED.value, message=message)
         logger.warning("%s/%s: pod %s: %s", *key, pod.name, why)
@@ -238,6 +278,18 @@ def _accepted(known: ClusterObject[ClassSpec]) -> _Statement:
     if known.refusal:
         return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.refusal)
     return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
+
+
+def _pool(spec: ClassSpec, server: PodWorkload) -> Json:
+    assert spec.serving is not None
+    assert isinstance(server.kind, ServerKind)
+    workload = Server(api_version=preset_of(server.kind).group, kind=server.kind, name=server.name)
+    return pool_of_class(spec.serving, workload, spec.priority)
+
+
+def _by_class(jobs: Mapping[JobKey, Mapping[str, Any]]) -> Counter[str]:
+    """How many jobs say that they were made of each class."""
+    return Counter((job["metadata"].get("labels") or {}).get(keys.LABEL_CLASS, "") for job in jobs.values())
 
 
 def _reference(pod: Pod) -> Owner:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from perseus_core import keys
+from perseus_operator.classes.pool_owners import MOST_OWNERS
 from perseus_operator.objects.values import Json
 
 _METADATA: Final = (
@@ -29,6 +30,8 @@ _MOST_ANNOTATION: Final = 32_768
 """Characters of an annotation that is read; a longer one is invalid, and so is what is kept of it."""
 _MOST_LABELS: Final = 16_384
 """Characters of all labels; of more, only the operator's own are kept."""
+_MOST_OWNERS: Final = 16_384
+"""Characters of a pool's latest owners; of more, none is kept."""
 
 
 def used_of(body: Mapping[str, Any], kind: str = keys.KIND) -> Json:
@@ -40,6 +43,9 @@ def used_of(body: Mapping[str, Any], kind: str = keys.KIND) -> Json:
     kept: Json = {key: metadata[key] for key in _METADATA if key in metadata}
     kept["labels"] = labels
     kept["annotations"] = {key: annotations[key][:_MOST_ANNOTATION] for key in _ANNOTATIONS if key in annotations}
+    if kind == keys.POOL_KIND:
+        owners = list(metadata.get("ownerReferences") or ())[-MOST_OWNERS:]
+        kept["ownerReferences"] = owners if len(str(owners)) <= _MOST_OWNERS else []
     used: Json = {"kind": kind, "metadata": kept}
     for part in ("spec", "status"):
         if body.get(part) is not None:
@@ -97,9 +103,10 @@ class KnownJobs:
         kinds = keys.KIND, keys.POOL_KIND
         return {uid for kind in kinds if (uid := self._named.get((namespace, name, kind), ""))}
 
-    def of_kind(self, kind: str) -> list[Json]:
-        """What is kept of the objects of one kind."""
-        return [body for body in self._bodies.values() if body["kind"] == kind]
+    def of_kind(self, kind: str) -> dict[tuple[str, str], Json]:
+        """What is kept of the objects of one kind, by namespace and name."""
+        found = (body for body in self._bodies.values() if body["kind"] == kind)
+        return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in found}
 
     def is_full(self, namespace: str) -> bool:
         """Whether no more jobs of a namespace are kept."""

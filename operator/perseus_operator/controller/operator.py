@@ -47,7 +47,7 @@ _AGENTS_S: Final = 0.2
 _SHARING_S: Final = 1.0
 """How often the shares of PowerBudgets are decided."""
 _CLASSES_S: Final = 1.0
-"""How often PerseusJobs of EnergyClasses are made."""
+"""How often PerseusJobs and ServingPools of EnergyClasses are made."""
 _NEW_GARBAGE_S: Final = 60.0
 _GARBAGE_S: Final = 600.0
 """How often garbage is sought among the objects of the last minute, and among all. Python by itself seeks it by number:
@@ -359,9 +359,9 @@ class Operator:
     async def _make_jobs(self) -> None:
         if not self.shards.leads:
             return
-        bodies = [body["metadata"] for body in self._jobs.of_kind(keys.KIND)]
-        jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
-        await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
+        jobs, pools = self._jobs.of_kind(keys.KIND), self._jobs.of_kind(keys.POOL_KIND)
+        now = Now(self._services.monotonic_s(), self._services.wall_s())
+        await self.classes.tick(now, self._pods_of, jobs, pools)
 
     async def _collect_new_garbage(self) -> None:
         gc.collect(0)

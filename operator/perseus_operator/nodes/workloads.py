@@ -45,17 +45,17 @@ class Preset:
     owner_kind: str = ""
     suffix_label: str = ""
 
-    def workload_of(self, pod: Pod) -> str:
-        """The workload's name, as the pod says it; empty: it does not."""
+    def workload_of(self, labels: Mapping[str, str], owner: Owner | None) -> str:
+        """The workload's name, as a pod's labels and its controller say it; empty: they do not."""
         if not self.owner_kind:
-            return pod.labels.get(self.name_label, "")
+            return labels.get(self.name_label, "")
         group = self.group.partition("/")[0]
-        if pod.owner is None or (pod.owner.api_version.partition("/")[0], pod.owner.kind) != (group, self.owner_kind):
+        if owner is None or (owner.api_version.partition("/")[0], owner.kind) != (group, self.owner_kind):
             return ""
         if not self.suffix_label:
-            return pod.owner.name
-        name, _, suffix = pod.owner.name.rpartition("-")
-        return name if suffix == pod.labels.get(self.suffix_label) else ""
+            return owner.name
+        name, _, suffix = owner.name.rpartition("-")
+        return name if suffix == labels.get(self.suffix_label) else ""
 
 
 _RANDOM: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -204,7 +204,7 @@ def _of_workload(pods: Iterable[Pod], kind: WorkloadKind | ServerKind, name: str
     excluded = {_OTHER_WORKLOAD: 0, _NOT_WORKERS: 0, _OLDER_ATTEMPT: 0}
     attempts: dict[tuple[int, str], list[Pod]] = {}
     for pod in pods:
-        if not pattern.fullmatch(preset.workload_of(pod)):
+        if not pattern.fullmatch(preset.workload_of(pod.labels, pod.owner)):
             excluded[_OTHER_WORKLOAD] += 1
         elif pod.labels.get(role_label) in roles and not pod.asks_for_gpu:
             excluded[_NOT_WORKERS] += 1
@@ -236,7 +236,7 @@ class PodWorkload:
             controller that made the pod.
     """
 
-    kind: WorkloadKind
+    kind: WorkloadKind | ServerKind
     name: str
     owner: Owner
 
@@ -270,6 +270,21 @@ def workload_of(labels: Mapping[str, str], owner: Owner | None) -> PodWorkload |
         if name and made_by == tuple(wanted):
             uid = labels.get(preset.uid_label, "")
             return PodWorkload(kind, name, Owner(preset.group, kind.value, name, uid) if uid else owner)
+    return None
+
+
+def server_of(labels: Mapping[str, str], owner: Owner | None) -> PodWorkload | None:
+    """The Deployment or StatefulSet whose replica a pod is; None: it is of neither, or of a workload that trains.
+
+    Args:
+        labels: of the pod.
+        owner: the controller that made it; of a Deployment's pod a ReplicaSet.
+    """
+    if owner is None or workload_of(labels, owner) is not None:
+        return None
+    for kind in (ServerKind.DEPLOYMENT, ServerKind.STATEFUL_SET):
+        if name := _SERVERS[kind].workload_of(labels, owner):
+            return PodWorkload(kind, name, owner)
     return None
 
 

@@ -21,6 +21,7 @@ _NEW_PODS: Final = (
     "create the pods anew if they are older than the label. The chart's webhook (webhook.enabled) sees pods as they are"
     " created: those of a training workload that ask for a GPU"
 )
+_SERVERS: Final = ", and those of Deployments and StatefulSets, as it has spec.serving"
 
 
 class ClassReader(Protocol):
@@ -83,8 +84,10 @@ def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> J
         says = refusal(name, found, namespace, labels)
         do = _MAKE_IT if found is None else do
         if not says:
-            applied, do = True, _NEW_PODS
+            serves = isinstance(found, ClassSpec) and found.serving is not None
+            applied, do = True, _NEW_PODS + (_SERVERS if serves else "")
             says = f"asks for EnergyClass {name}: a PerseusJob is made when pods of a training workload run"
+            says += ", a ServingPool when those of a server do" if serves else ""
     says = f"namespace {namespace} {says}"
     return {"namespace": namespace, "class": name, "applied": applied, "says": says, "do": do}
 

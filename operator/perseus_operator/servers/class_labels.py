@@ -1,19 +1,21 @@
-"""Labels a pod whose namespace or own label names an EnergyClass, so that a PerseusJob is made for its workload.
+"""Labels a pod whose namespace or own label names an EnergyClass, so that a PerseusJob or a ServingPool is made for its
+workload.
 
-A namespace's class is for training: pods with GPUs of the workloads that are known here. Servers and notebooks with
-GPUs in the same namespace run as they did; a pod's own label claims any pod with a GPU.
+A namespace's class is for training: pods with GPUs of the workloads that are known here; and for servers, pods with
+GPUs of Deployments and StatefulSets, if it has ``spec.serving``. Notebooks and others with GPUs in the same namespace
+run as they did; a pod's own label claims any pod with a GPU.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.clients.kube.pods import owner_of
-from perseus_operator.nodes.workloads import asks_for_gpu, workload_of
+from perseus_operator.nodes.workloads import asks_for_gpu, server_of, workload_of
 from perseus_operator.objects.values import Json
 from perseus_operator.servers.pod_injection import Injected
 
@@ -27,15 +29,16 @@ def wants_class(pod: Mapping[str, Any]) -> bool:
     return keys.LABEL_JOB not in labels and asks_for_gpu(pod.get("spec") or {})
 
 
-def label_pod(pod: Mapping[str, Any], namespace_class: str) -> Injected:
-    """Name its PerseusJob and class on a pod.
+def label_pod(pod: Mapping[str, Any], namespace_class: str, serves: Callable[[str], bool]) -> Injected:
+    """Name its class and its PerseusJob or ServingPool on a pod.
 
     Args:
         pod: as the API server sends it for admission.
         namespace_class: of its namespace; empty: none.
+        serves: whether ServingPools are made of a class.
 
     Returns:
-        A changed copy of the pod; the same if it has no class, or names its PerseusJob itself.
+        A changed copy of the pod; the same if it has no class, or names its job itself.
     """
     made: Json = copy.deepcopy(dict(pod))
     metadata = made.setdefault("metadata", {})
@@ -45,13 +48,16 @@ def label_pod(pod: Mapping[str, Any], namespace_class: str) -> Injected:
     if energy_class in ("", keys.NO_CLASS) or not wants_class(made):
         return Injected(made)
     owner = owner_of(metadata)
-    workload = workload_of(labels, owner)
+    server = server_of(labels, owner) if serves(energy_class) else None
+    workload = server or workload_of(labels, owner)
     if workload is None and not own:
         return Injected(made)
     name = workload.name if workload else owner.name if owner else metadata.get("name", "")
     if not name:
         return Injected(made, (f"{keys.LABEL_CLASS}: a pod without a name and a controller has no EnergyClass",))
     metadata["labels"] = labels | {keys.LABEL_CLASS: energy_class, keys.LABEL_JOB: _shortened(name)}
+    if server is not None:  # the class may have no spec.serving any more when the operator sees the pod
+        metadata["labels"][keys.LABEL_SERVING] = "true"
     return Injected(made)
 
 

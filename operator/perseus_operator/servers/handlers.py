@@ -100,7 +100,10 @@ def register(  # noqa: C901  # each handler is a function of its own
         async def namespace_labels(namespace: str) -> Mapping[str, str]:
             return await running[0].namespace_labels(namespace)
 
-        webhook.register(registry, own, namespace_labels)
+        def class_serves(energy_class: str) -> bool:
+            return running[0].classes.serves(energy_class)
+
+        webhook.register(registry, own, namespace_labels, class_serves)
     return registry
 
 

@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def register(
-    registry: kopf.OperatorRegistry, own: Settings, namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]]
+    registry: kopf.OperatorRegistry,
+    own: Settings,
+    namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]],
+    class_serves: Callable[[str], bool],
 ) -> None:
     """Add the handlers of pods that are created.
 
@@ -43,9 +46,10 @@ def register(
         registry: to add them to.
         own: the operator's settings.
         namespace_labels: reads the labels of a namespace.
+        class_serves: whether ServingPools are made of an EnergyClass.
     """
     if not own.namespace_list:  # EnergyClasses are cluster-wide
-        _serve_classes(registry, namespace_labels)
+        _serve_classes(registry, namespace_labels, class_serves)
     _serve_pods(registry, WEBHOOK_ID, lambda pod: inject(pod, own.agent_socket))
     if own.webhook_resource:
         offers = SocketOffers()
@@ -61,9 +65,13 @@ def register(
 
 
 def _serve_classes(
-    registry: kopf.OperatorRegistry, namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]]
+    registry: kopf.OperatorRegistry,
+    namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]],
+    class_serves: Callable[[str], bool],
 ) -> None:
-    """Add the handler that names a PerseusJob on pods of a class. The handlers below it then give them the socket."""
+    """Add the handler that names a PerseusJob or ServingPool on pods of a class. The handlers below it then give them
+    the socket.
+    """
 
     @kopf.on.mutate(
         *("v1", "pods"),
@@ -79,7 +87,7 @@ def _serve_classes(
             if not wants_class(pod):
                 return
             labels = await namespace_labels(str(body["metadata"]["namespace"]))
-            labelled = label_pod(pod, labels.get(keys.LABEL_CLASS, ""))
+            labelled = label_pod(pod, labels.get(keys.LABEL_CLASS, ""), class_serves)
         except Exception:  # a pod must be created whatever is wrong
             logger.exception("a pod is created without its EnergyClass: unexpected error")
             return

@@ -15,6 +15,12 @@ from perseus_operator.servers.class_labels import label_pod
 
 JOB_SET = "jobset.sigs.k8s.io"
 GPU = {"limits": {"nvidia.com/gpu": "8"}}
+HASH = "pod-template-hash"
+
+
+def serves(energy_class: str) -> bool:
+    """Of the classes here one has ``spec.serving``."""
+    return energy_class == "serving"
 
 
 def pod(owner: tuple[str, str, str] | None, labels: dict[str, str], **metadata: Any) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def test_every_kind_of_workload_is_known_by_its_pods(
     found = workload_of(made["metadata"]["labels"], owner_of(made["metadata"]))
     assert found is not None
     assert (found.kind, found.name, (found.owner.kind, found.owner.uid)) == (kind, name, owner)
-    labelled = label_pod(made, "frugal").pod
+    labelled = label_pod(made, "frugal", serves).pod
     assert labelled["metadata"]["labels"] == made["metadata"]["labels"] | {
         keys.LABEL_JOB: name,
         keys.LABEL_CLASS: "frugal",
@@ -102,6 +108,8 @@ def test_every_kind_of_workload_is_known_by_its_pods(
 WITHOUT_GPU = copy.deepcopy(OF_JOB)
 WITHOUT_GPU["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1"}}
 SERVER = pod(("apps/v1", "ReplicaSet", "chat-6f"), {"app": "chat"})
+REPLICA = pod(("apps/v1", "ReplicaSet", "chat-6f"), {"app": "chat", HASH: "6f"})
+SET = pod(("apps/v1", "StatefulSet", "chat"), {"app": "chat"}, name="chat-0")
 NOTEBOOK = pod(None, {"app": "notebook"}, name="notebook")
 
 
@@ -116,6 +124,8 @@ def labels_of(base: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     [
         WITHOUT_GPU,
         SERVER,
+        REPLICA,
+        SET,
         NOTEBOOK,
         pod(None, {"batch.kubernetes.io/job-name": "train"}),
         labels_of(OF_JOB, {keys.LABEL_CLASS: keys.NO_CLASS}),
@@ -124,37 +134,87 @@ def labels_of(base: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
         {"spec": {}},
         {},
     ],
-    ids=["no GPU", "server", "notebook", "label alone", "none", "by hand", "by hand with class", "bare", "empty"],
+    ids=[
+        "no GPU",
+        "server",
+        "Deployment",
+        "StatefulSet",
+        "notebook",
+        "label alone",
+        "none",
+        "by hand",
+        "by hand with class",
+        "bare",
+        "empty",
+    ],
 )
 def test_pods_that_the_class_of_a_namespace_does_not_concern_stay_as_they_are(made: dict[str, Any]) -> None:
-    labelled = label_pod(made, "frugal")
+    labelled = label_pod(made, "frugal", serves)
     assert labelled.warnings == ()
     assert {"metadata": {}, **made} == labelled.pod
 
 
 def test_without_a_class_nothing_changes() -> None:
-    assert label_pod(OF_JOB, "").pod == OF_JOB
+    assert label_pod(OF_JOB, "", serves).pod == OF_JOB
 
 
 @pytest.mark.parametrize(("base", "name"), [(OF_JOB, "train"), (SERVER, "chat-6f"), (NOTEBOOK, "notebook")])
 def test_the_class_of_a_pod_goes_before_that_of_its_namespace(base: dict[str, Any], name: str) -> None:
-    labels = label_pod(labels_of(base, {keys.LABEL_CLASS: "own"}), "frugal").pod["metadata"]["labels"]
+    labels = label_pod(labels_of(base, {keys.LABEL_CLASS: "own"}), "frugal", serves).pod["metadata"]["labels"]
     assert (labels[keys.LABEL_CLASS], labels[keys.LABEL_JOB]) == ("own", name)
 
 
 def test_a_pod_that_has_no_name_yet_and_no_controller_is_told() -> None:
     made = pod(None, {keys.LABEL_CLASS: "own"})
-    labelled = label_pod(made, "")
+    labelled = label_pod(made, "", serves)
     assert labelled.pod == made
     assert labelled.warnings == ("perseus.energy/class: a pod without a name and a controller has no EnergyClass",)
 
 
 def test_a_long_name_is_shortened_to_one_that_a_label_may_have_and_stays_different() -> None:
     names = [f"{'n' * 70}{end}" for end in "ab"]
-    made = [
-        label_pod(pod(("apps/v1", "StatefulSet", name), {keys.LABEL_CLASS: "own"}), "").pod["metadata"]["labels"]
-        for name in names
-    ]
+    pods = [pod(("apps/v1", "StatefulSet", name), {keys.LABEL_CLASS: "own"}) for name in names]
+    made = [label_pod(each, "", serves).pod["metadata"]["labels"] for each in pods]
     shortened = {labels[keys.LABEL_JOB] for labels in made}
     assert len(shortened) == 2
     assert all(len(name) <= 63 and name.startswith("nnnn") for name in shortened)
+
+
+@pytest.mark.parametrize("made", [REPLICA, SET], ids=["Deployment", "StatefulSet"])
+def test_a_class_with_serving_claims_servers_too(made: dict[str, Any]) -> None:
+    labelled = label_pod(made, "serving", serves).pod["metadata"]["labels"]
+    wanted = {keys.LABEL_CLASS: "serving", keys.LABEL_JOB: "chat", keys.LABEL_SERVING: "true"}
+    assert labelled == made["metadata"]["labels"] | wanted
+    own = labels_of(made, {keys.LABEL_CLASS: "serving"})
+    assert label_pod(own, "frugal", serves).pod["metadata"]["labels"] == labelled
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        WITHOUT_GPU,
+        SERVER,
+        NOTEBOOK,
+        labels_of(REPLICA, {HASH: "another"}),
+        labels_of(REPLICA, {keys.LABEL_CLASS: keys.NO_CLASS}),
+        labels_of(REPLICA, {keys.LABEL_JOB: "by-hand"}),
+        pod(("argoproj.io/v1alpha1", "ReplicaSet", "chat-6f"), {HASH: "6f"}),
+    ],
+    ids=["no GPU", "ReplicaSet alone", "notebook", "another hash", "none", "by hand", "foreign kind"],
+)
+def test_what_is_no_server_stays_as_it_is_beside_a_class_with_serving(made: dict[str, Any]) -> None:
+    assert label_pod(made, "serving", serves).pod == made
+
+
+@pytest.mark.parametrize(("made", "kind", "name"), [row[:3] for row in WORKLOADS], ids=lambda value: str(value)[:20])
+def test_a_class_with_serving_leaves_workloads_that_train_as_they_were(
+    made: dict[str, Any], kind: WorkloadKind, name: str
+) -> None:
+    assert workload_of(made["metadata"]["labels"], owner_of(made["metadata"])) is not None, kind
+    wanted = {keys.LABEL_JOB: name, keys.LABEL_CLASS: "serving"}
+    assert label_pod(made, "serving", serves).pod["metadata"]["labels"] == made["metadata"]["labels"] | wanted
+
+
+def test_without_serving_a_pods_own_label_claims_a_server_as_it_did() -> None:
+    labels = label_pod(labels_of(REPLICA, {keys.LABEL_CLASS: "own"}), "", serves).pod["metadata"]["labels"]
+    assert labels == REPLICA["metadata"]["labels"] | {keys.LABEL_CLASS: "own", keys.LABEL_JOB: "chat-6f"}

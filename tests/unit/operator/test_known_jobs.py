@@ -13,6 +13,7 @@ from tests.doubles.kept import kept
 from tests.unit.operator.conftest import operator_of
 
 from perseus_core import keys
+from perseus_operator.classes.pool_owners import MOST_OWNERS
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.known_jobs import KnownJobs, used_of
 from perseus_operator.replicas.shard import SHARDS
@@ -41,6 +42,15 @@ def test_nothing_of_a_body_is_kept_but_what_is_used() -> None:
     small = body("u", annotations={keys.ANNOTATION_STRAGGLER: "[]"}, labels={"team": "a"}, generation=3)
     assert used_of(small) == {"kind": keys.KIND, **small}
     assert used_of({**small, "status": {"a": 1}})["status"] == {"a": 1}
+
+
+def test_of_a_pools_owners_the_latest_are_kept_if_they_are_short() -> None:
+    owners = [{"uid": f"u-{number}"} for number in range(1_000)]
+    pool = body("u", ownerReferences=owners)
+    assert used_of(pool, keys.POOL_KIND)["metadata"]["ownerReferences"] == owners[-MOST_OWNERS:]
+    assert "ownerReferences" not in used_of(pool)["metadata"]
+    long = body("u", ownerReferences=[{"uid": "u", "name": "n" * 100_000}])
+    assert used_of(long, keys.POOL_KIND)["metadata"]["ownerReferences"] == []
 
 
 def test_kopf_is_left_an_objects_identity_alone() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -83,14 +83,13 @@ class KubeClient(ObjectStore, AccessReviews):
         found = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
         return found.metadata.labels or {}
 
-    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
-        """Create the PerseusJob of a workload.
+    async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
+        """Create the PerseusJob or ServingPool of a workload.
 
         Args:
-            namespace: of the PerseusJob.
-            name: of the PerseusJob.
+            job: where, and of which kind; it has no UID yet.
             energy_class: that it is made of.
-            spec: of the PerseusJob.
+            spec: of the object.
             owner: with which it is garbage-collected.
 
         Raises:
@@ -99,22 +98,39 @@ class KubeClient(ObjectStore, AccessReviews):
         labels = {MANAGED_BY: FIELD_MANAGER, keys.LABEL_CLASS: energy_class}
         body: Json = {
             "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
-            "kind": keys.KIND,
-            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner.reference()]},
+            "kind": job.kind,
+            "metadata": {"name": job.name, "labels": labels, "ownerReferences": [owner.reference()]},
             "spec": spec,
         }
-        where = keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL
+        where = keys.API_GROUP, keys.API_VERSION, job.namespace, job.plural
         await self._request(
             self._custom.create_namespaced_custom_object(
                 *where, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S
             )
         )
 
+    async def set_owners(self, job: JobRef, owners: Sequence[Json], *, version: str) -> str:
+        """Replace the ``ownerReferences`` of a PerseusJob or ServingPool.
+
+        Args:
+            job: the object.
+            owners: all of them.
+            version: of the object that they were made of.
+
+        Returns:
+            Its version after it.
+
+        Raises:
+            KubeConflict: it has another version, or another UID.
+        """
+        return await self._patch_metadata(job, version, {"ownerReferences": list(owners)})
+
     async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
         """See ``Kube``."""
-        metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
-        if version is not None:
-            metadata["resourceVersion"] = version
+        return await self._patch_metadata(job, version, {"annotations": dict(annotations)})
+
+    async def _patch_metadata(self, job: JobRef, version: str | None, changes: Json) -> str:
+        metadata = {"uid": job.uid, **({} if version is None else {"resourceVersion": version}), **changes}
         return await self._patch(
             self._custom.patch_namespaced_custom_object(
                 *_custom(job),
