@@ -140,7 +140,7 @@ def crd(api: Any) -> Iterator[Any]:
     already had them keeps them. The first is returned."""
     definitions = client.ApiextensionsV1Api(api)
     with contextlib.ExitStack() as installed:
-        for plural in (keys.FRONTIER_PLURAL, keys.PROFILE_PLURAL, keys.CLASS_PLURAL):
+        for plural in (keys.FRONTIER_PLURAL, keys.PROFILE_PLURAL, keys.CLASS_PLURAL, keys.POOL_PLURAL):
             installed.enter_context(_installed(definitions, plural))
         yield installed.enter_context(_installed(definitions, keys.PLURAL))
 

@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 
 import jsonpatch
 import pytest
+import yaml
 from kubernetes import client
+from tests.integration.widgets import absent
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys
@@ -32,6 +34,7 @@ from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
 from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes
 
+CLASS_CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "energyclasses.yaml"
 SOCKET = "/run/perseus/agent.sock"
 PORT = 9443
 ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.77"
@@ -195,6 +198,33 @@ def test_a_pod_of_a_namespace_with_a_class_is_labelled(webhook: Webhook, api: An
     assert labels(name).items() >= {keys.LABEL_CLASS: "frugal", keys.LABEL_JOB: "train"}.items()
     absent = f"team-{uuid.uuid4().hex[:8]}"
     assert labels(absent) == {"batch.kubernetes.io/job-name": "train"}, "the API server refuses it, not the webhook"
+
+
+def test_a_server_is_labelled_if_the_class_of_its_namespace_has_serving(webhook: Webhook, api: Any) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-6f", "uid": "u-1", "controller": True}
+    of_server = {"labels": {"pod-template-hash": "6f"}, "ownerReferences": [owner]}
+    name = f"team-{uuid.uuid4().hex[:8]}"
+    client.CoreV1Api(api).create_namespace({"metadata": {"name": name, "labels": {keys.LABEL_CLASS: name}}})
+    made = {**pod(), "metadata": {"generateName": "chat-6f-", "namespace": name, **of_server}}
+
+    def labels() -> dict[str, str]:
+        status, review = webhook.ask(made, path=CLASS_ID)
+        assert (status, review["response"]["allowed"]) == (200, True)
+        patch = json.loads(base64.b64decode(review["response"].get("patch", "W10=")))
+        return dict(jsonpatch.apply_patch(made, patch)["metadata"]["labels"])
+
+    assert labels() == {"pod-template-hash": "6f"}, "there is no such class"
+    extensions = client.ApiextensionsV1Api(api)
+    definition = extensions.create_custom_resource_definition(yaml.safe_load(CLASS_CRD.read_text(encoding="utf-8")))
+    custom, classes = client.CustomObjectsApi(api), (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
+    eventually(lambda: not absent(lambda: custom.list_cluster_custom_object(*classes)), "the CRD is not served")
+    about = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.CLASS_KIND, "metadata": {"name": name}}
+    custom.create_cluster_custom_object(*classes, {**about, "spec": {"serving": {}}})
+    wanted = {keys.LABEL_CLASS: name, keys.LABEL_JOB: "chat", keys.LABEL_SERVING: "true"}
+    eventually(lambda: labels() == {"pod-template-hash": "6f"} | wanted, "the server is left out")
+    custom.delete_cluster_custom_object(*classes, name)
+    eventually(lambda: labels() == {"pod-template-hash": "6f"}, "a class that is gone still claims it")
+    extensions.delete_custom_resource_definition(definition.metadata.name)
 
 
 def test_what_it_left_out_is_a_warning(webhook: Webhook) -> None:
