@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,3 +172,22 @@ def test_an_address_that_breaks_a_rule_changes_nothing(
     where = messages.EnginePage(**{"pod_uid": pod.uid, "host": "127.0.0.1", "port": 80, "path": "/metrics", **change})
     assert message in refused(lambda: order(stub, lease, pod, pages=[where]))[2]
     assert renewed(stub, lease).orders_id == held
+
+
+def test_a_reader_that_takes_no_orders_does_not_hold_up_the_agents_end(tmp_path: Path) -> None:
+    """It listens and never accepts: a connection waits for it, and a second one for the first."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf, RecordingNode.open(tmp_path, gpus=1) as node:
+        deaf.bind(str(tmp_path / "deaf.sock"))
+        deaf.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+            first.connect(str(tmp_path / "deaf.sock"))
+            agent = node.start_agent(f"--reader-socket={tmp_path / 'deaf.sock'}")
+            with node.stub() as stub:
+                pod = node.add_pod(0, [0])
+                lease = acquire(stub, pod)
+                order(
+                    stub, lease, pod, pages=[messages.EnginePage(pod_uid=pod.uid, host="127.0.0.1", port=1, path="/")]
+                )
+                wait_for(lambda: bool(renewed(stub, lease).engine_faults), "no reader answers")
+            agent.terminate()
+            assert agent.wait(30) == 0

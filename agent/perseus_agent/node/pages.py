@@ -30,6 +30,9 @@ from perseus_proto.frames import ChannelError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
+SEND_S: Final = 1.0
+"""A reader that does not take an order for so long hangs: the link ends, so that it can hold up nothing, not even the
+agent's own end."""
 MAX_PAGES: Final = 64
 REFUSED_S: Final = 10.0
 """After a pod whose GPUs may not be driven: its GPUs may be others by then."""
@@ -103,6 +106,7 @@ class PageLink:
                 if not self._path:
                     raise FileNotFoundError
                 with link.open_link() as connection:
+                    connection.settimeout(SEND_S)
                     connection.connect(self._path)
                     self._say_of_all(wanted, "its page was not read yet")
                     self._serve(connection)
