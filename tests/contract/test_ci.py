@@ -1,11 +1,13 @@
-"""The table of suites in .ci/suites.py: every folder of tests has a suite, and a suite names all that its tests use.
+"""The table of suites in .ci/suites.py, and .ci/runner.py, which runs them.
 
-What a suite does not name can change without the suite being run again.
+Every folder of tests has a suite, and a suite names all that its tests use: what it does not name can change without
+the suite being run again.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import re
 import subprocess
 import sys
@@ -43,16 +45,16 @@ WITHOUT_SUITE = {
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ci_suites", ROOT / ".ci" / "suites.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The runner, which imports the table as a program of its folder does."""
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        return importlib.import_module("runner")
+    finally:
+        sys.path.pop(0)
 
 
 ci = _load()
+table = sys.modules["suites"]
 SUITES: Mapping[str, Any] = {suite.name: suite for suite in ci.SUITES}
 
 
@@ -107,7 +109,7 @@ def test_every_suite_is_a_command_of_the_makefile() -> None:
 def test_every_input_exists() -> None:
     nowhere = {(suite.name, path) for suite in SUITES.values() for path in suite.inputs if not _files(path)}
     assert nowhere == set()
-    assert [path for path in ci._COMMON if not _files(path)] == []
+    assert [path for path in ci.COMMON if not _files(path)] == []
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,53 @@ def test_preparations_begin_once_the_environment_is_there(
 ) -> None:
     suites = ci.Suite("setup", "sleep 0.3; touch environment"), ci.Suite("images", "true", after=("uses",))
     monkeypatch.setattr(ci, "SUITES", suites)
-    monkeypatch.setattr(ci, "PREPARATIONS", {"uses": ci.Preparation("test -f environment")})
+    monkeypatch.setattr(ci, "PREPARATIONS", {"uses": table.Preparation("test -f environment")})
     run = ci.Run(repository.green, full=True, cluster=True)
     run.suites()
     run.end()
     assert [outcome.partition(":")[0] for _, outcome in run._outcomes] == ["ran", "ran"]
+
+
+class _Lanes:
+    """Runs of suites that write when they begin and end into one file."""
+
+    def __init__(self, repository: _Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._repository, self._monkeypatch = repository, monkeypatch
+        self.log = repository.folder / "log"
+
+    def run(self, *suites: Any) -> dict[str, str]:
+        """What is said of each suite at the end."""
+        self._monkeypatch.setattr(ci, "SUITES", (ci.Suite("setup", "true"), *suites))
+        self._monkeypatch.setattr(ci, "PREPARATIONS", {})
+        run = ci.Run(self._repository.green, full=True, cluster=True)
+        with contextlib.suppress(ci.Failed):
+            run.suites()
+        run.end()
+        return {name: outcome.partition(" ")[0].rstrip(":") for name, outcome in run._outcomes}
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text().split()
+
+
+@pytest.fixture
+def lanes(repository: _Repository, monkeypatch: pytest.MonkeyPatch) -> _Lanes:
+    return _Lanes(repository, monkeypatch)
+
+
+def test_a_suite_that_waits_runs_beside_the_others(lanes: _Lanes, capfd: pytest.CaptureFixture[str]) -> None:
+    waits = ci.Suite("cluster", 'echo wai""ted; until test -e seen; do sleep 0.05; done', beside=True)
+    assert lanes.run(waits, ci.Suite("units", "touch seen")) == {"setup": "ran", "cluster": "ran", "units": "ran"}
+    printed = capfd.readouterr().out
+    assert printed.index("=== units") < printed.index("=== cluster") < printed.index("waited")
+
+
+def test_a_failure_beside_the_others_fails_the_run(lanes: _Lanes) -> None:
+    assert lanes.run(ci.Suite("cluster", "false", beside=True), ci.Suite("units", "true"))["cluster"] == "FAILED"
+
+
+def test_a_failure_ends_what_runs_beside_and_clears_up_after_it(lanes: _Lanes) -> None:
+    waits = ci.Suite("cluster", "touch begun; sleep 600", beside=True, clean_up="echo cleared >> log")
+    fails = ci.Suite("units", "until test -e begun; do sleep 0.05; done; false")
+    assert lanes.run(waits, fails) == {"setup": "ran", "units": "FAILED", "cluster": "FAILED"}
+    assert lanes.lines == ["cleared"]
