@@ -108,10 +108,13 @@ e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of
 chaos: setup ## Faults while users edit, on the best API server there is; PERSEUS_SEED=n for others
 	$(BIN)/pytest tests/e2e/test_chaos.py $(ARGS)
 
-cluster: setup ## A real cluster on this machine, NODES=2 of them, with kubelets and containers; IPV6=1 for IPv6 alone (needs Linux, root, Go)
-	@$(BIN)/python deploy/cluster/cluster.py check $(if $(IPV6),--ipv6)
+cluster: check-cluster setup ## A real cluster on this machine, NODES=2 of them, with kubelets and containers; IPV6=1 for IPv6 alone (needs Linux, root, Go)
 	@$(PYTHON) deploy/control-plane/build.py $(CLUSTER) >/dev/null
 	@$(BIN)/python deploy/cluster/cluster.py up --nodes $(or $(NODES),2) $(if $(IPV6),--ipv6)
+
+.PHONY: check-cluster
+check-cluster: # first: setting up and building take minutes
+	@$(PYTHON) deploy/cluster/cluster.py check $(if $(IPV6),--ipv6)
 
 cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down

@@ -2,7 +2,7 @@
 """Make, inspect and remove a real Kubernetes cluster on this machine.
 
 It needs root, the virtual environment of `make setup` and the binaries of `deploy/control-plane/build.py`. The command
-`check` lists everything else that is missing.
+`check` lists everything else that is missing, and needs none of these.
 """
 
 # ruff: noqa: T201  # a command-line program
@@ -15,10 +15,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from local_cluster.cluster import CONTROL_PLANE, Cluster, default_state
 from local_cluster.errors import ClusterError, NotUp
+from local_cluster.machine import CONTROL_PLANE, default_state
 from local_cluster.preflight import require
+
+if TYPE_CHECKING:
+    from local_cluster.cluster import Cluster
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
 
@@ -47,6 +51,12 @@ def main() -> None:
         of_part.add_argument("component")
     arguments = parser.parse_args()
     try:
+        if arguments.command == "check":
+            require(ipv6=arguments.ipv6)
+            print("this machine can hold a cluster")
+            return
+        from local_cluster.cluster import Cluster  # it needs the virtual environment
+
         _run(Cluster(arguments.state.resolve()), arguments)
     except ClusterError as error:
         sys.exit(f"cluster: {error}")
@@ -54,9 +64,6 @@ def main() -> None:
 
 def _run(cluster: Cluster, arguments: argparse.Namespace) -> None:
     match arguments.command:
-        case "check":
-            require(ipv6=arguments.ipv6)
-            print("this machine can hold a cluster")
         case "up":
             started = time.monotonic()
             cluster.up(

@@ -216,13 +216,12 @@ def build(names: Sequence[str], into: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
         for abandoned in cache.glob("building-*"):  # of a run that was killed: this one holds the lock
             shutil.rmtree(abandoned)
-        for name in names:
-            if (into / name).exists():
-                continue
-            binary, started = BINARIES[name], time.monotonic()
+        missing = [name for name in names if not (into / name).exists()]
+        for number, name in enumerate(missing, 1):
+            binary, step, started = BINARIES[name], f"{number} of {len(missing)}", time.monotonic()
             built = cache / f"{binary.module}-{_key(binary.module)}" / name
             if not built.exists():
-                print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
+                print(f"{step}: building {name} {version(binary)} ...", file=sys.stderr, flush=True)
                 partial = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
                 try:
                     flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
@@ -233,7 +232,7 @@ def build(names: Sequence[str], into: Path) -> None:
                 finally:
                     shutil.rmtree(partial)
                 took_s, size_mib = time.monotonic() - started, built.stat().st_size / 2**20
-                print(f"built {name}: {took_s:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
+                print(f"{step}: built {name}: {took_s:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
             (into / name).hardlink_to(built)
 
 

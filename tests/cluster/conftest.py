@@ -25,8 +25,9 @@ from tests import waiting
 from tests.namespaces import own_namespace
 from urllib3.exceptions import HTTPError
 
-from local_cluster.cluster import Cluster, default_state
+from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
+from local_cluster.machine import default_state
 
 ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]

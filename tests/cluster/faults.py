@@ -19,8 +19,8 @@ from typing import Any
 
 from installation import FAST_CLOCK, PROGRAMS, find
 
-from local_cluster.cluster import CONTROL_PLANE, Cluster
-from local_cluster.machine import Machine
+from local_cluster.cluster import Cluster
+from local_cluster.machine import CONTROL_PLANE, Machine
 from perseus_sim.cluster.pki import Authority
 
 Pods = dict[str, Any]

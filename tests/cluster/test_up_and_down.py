@@ -16,9 +16,9 @@ import pytest
 from tests.waiting import eventually
 
 from local_cluster import cgroups, preflight
-from local_cluster.cluster import CONTROL_PLANE, Cluster
+from local_cluster.cluster import Cluster
 from local_cluster.errors import CannotRun, NotUp
-from local_cluster.machine import processes, running
+from local_cluster.machine import CONTROL_PLANE, processes, running
 from local_cluster.preflight import require
 
 CODE = Path(__file__).resolve().parents[2] / "deploy" / "cluster"
@@ -240,8 +240,8 @@ def test_missing_requirements_are_reported_in_one_sentence(tmp_path: Path, monke
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(preflight, "PATH", "/nonexistent")
     monkeypatch.setattr(preflight, "_PLUGIN_FOLDERS", (tmp_path,))
-    with pytest.raises(
-        CannotRun, match=r"^not installed: conntrack iproute2 .* runc .*; .* containernetworking-plugins"
-    ):
+    packages = "containernetworking-plugins conntrack iproute2 mount nftables runc util-linux"
+    command = f"apt-get install --no-install-recommends {packages}"
+    with pytest.raises(CannotRun, match=rf"^not installed: {packages}; on Debian: {command}"):
         Cluster(tmp_path / "state").up(1)
     assert not (tmp_path / "state").exists(), "nothing was started"

@@ -23,21 +23,15 @@ from pathlib import Path
 from local_cluster import cgroups, images, node, preflight
 from local_cluster.errors import CannotRun, ClusterError, NotUp, StartFailed
 from local_cluster.init import INSIDE
-from local_cluster.machine import PATH, Forward, Machine, end_all, environment, tail, wait_until
+from local_cluster.machine import CONTROL_PLANE, PATH, Forward, Machine, end_all, environment, tail, wait_until
 from local_cluster.network import IPV4, IPV6, Network, free_port
 from perseus_sim.cluster.control_plane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
 
 ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
           "containerd", "containerd-shim-runc-v2", "ctr", "coredns", "pause")  # fmt: skip
-CONTROL_PLANE = "control-plane"
 _PORT = 6443
 _DNS_IMAGE = "localhost/coredns:1"
 _MANIFEST = Path(__file__).with_name("dns.yaml")
-
-
-def default_state() -> Path:
-    """Return the default folder of a cluster: PERSEUS_CLUSTER, or a folder below /var/lib."""
-    return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster").resolve()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from local_cluster import init
 from local_cluster.errors import NotUp, StartFailed
 
 _INIT = Path(init.__file__).resolve()
+CONTROL_PLANE = "control-plane"
+"""Name of the machine that is no node."""
 _NAMESPACES = ("mnt", "net", "pid", "uts", "ipc")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEPER = [
@@ -39,6 +41,11 @@ _KEEPER = [
 """Runs the command that follows it, and starts it again when it ends, as systemd and the kubelet do in other clusters.
 A scheduler with an inconsistent cache ends itself, and so does a kubelet before containerd is ready. A command that
 ends within two seconds five times in a row has failed and is not started again."""
+
+
+def default_state() -> Path:
+    """Return the default folder of a cluster: PERSEUS_CLUSTER, or a folder below /var/lib."""
+    return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster").resolve()
 
 
 @dataclass(frozen=True)

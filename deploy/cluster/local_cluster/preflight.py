@@ -45,12 +45,10 @@ def require(*, ipv6: bool = False) -> None:
     if os.geteuid() != 0:
         raise CannotRun("a cluster needs root, to make namespaces: use sudo")
     problems = []
-    if missing := sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)}):
-        problems.append(f"not installed: {' '.join(missing)} (apt-get install --no-install-recommends ...)")
-    try:
-        plugins()
-    except CannotRun as without:
-        problems.append(str(without))
+    missing = sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)})
+    without_plugins = [] if _plugins() else ["containernetworking-plugins"]
+    if packages := " ".join([*without_plugins, *missing]):
+        problems.append(f"not installed: {packages}; on Debian: apt-get install --no-install-recommends {packages}")
     try:
         cgroups.require()
     except CannotRun as without:
@@ -75,10 +73,14 @@ def plugins() -> Path:
     Raises:
         CannotRun: no folder has all plugins that a node needs.
     """
-    for folder in _PLUGIN_FOLDERS:
-        if all((folder / plugin).exists() for plugin in _PLUGINS):
-            return folder
+    if folder := _plugins():
+        return folder
     raise CannotRun("not installed: containernetworking-plugins")
+
+
+def _plugins() -> Path | None:
+    folders = (one for one in _PLUGIN_FOLDERS if all((one / plugin).exists() for plugin in _PLUGINS))
+    return next(folders, None)
 
 
 def snapshotter(state: Path) -> str:
