@@ -106,6 +106,16 @@ def test_who_follows_the_pages_has_the_class_that_they_name() -> None:
     assert said == 3
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/worth.md"])
+@pytest.mark.parametrize("profile", ["GPT-3 175B, A100", "Bloom 176B, A40"])
+def test_pages_give_the_savings_that_were_measured(page: str, profile: str) -> None:
+    """Those of 12 and 96 microbatches: the most and the least; where they come from is one place."""
+    rows = re.findall(rf"^\| {profile}.*", text_of(DOCS / "benchmarks.md"), re.MULTILINE)
+    saved = {row.split("|")[2].strip(): row.split("|")[8].strip().removesuffix(" %") for row in rows}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [saved[count] for count in ("12", "96") if not re.search(rf"\b{saved[count]}\b", text)] == []
+
+
 REFERENCE = [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec), ("energyclass.md", ClassSpec)]
 
 
