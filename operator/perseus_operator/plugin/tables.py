@@ -240,6 +240,6 @@ def _saved_columns(row: Json) -> list[str]:
 
 
 def _sure(saves: Mapping[str, str], what: str) -> str:
-    """A measured share with its interval of 95 % confidence, where it has one."""
+    """A measured share with its interval of 95 % confidence, where it has one that rounding leaves."""
     low, high = saves.get(f"{what}Low"), saves.get(f"{what}High")
-    return f"{saves[what]} ({low} to {high})" if low and high else saves[what]
+    return f"{saves[what]} ({low} to {high})" if low and high and low != high else saves[what]

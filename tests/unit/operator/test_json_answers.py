@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from perseus_operator.clients.kube import json_answers
 from perseus_operator.clients.kube.json_answers import json_session
-from perseus_operator.clients.kube.requests import read_sized_json
+from perseus_operator.clients.kube.requests import read_sized_json, unavailable
 from perseus_operator.errors import KubeUnavailable
 
 ANSWERS: list[tuple[str, bytes]] = []
@@ -78,3 +78,8 @@ async def test_the_operators_own_requests_fail_as_if_there_was_no_answer(body: b
 
     with pytest.raises(KubeUnavailable):
         await read_sized_json(answered())
+
+
+def test_a_request_without_an_answer_says_so() -> None:
+    assert str(unavailable(TimeoutError())) == "TimeoutError: the API server does not answer in time"
+    assert str(unavailable(OSError("refused"))) == "OSError: refused"

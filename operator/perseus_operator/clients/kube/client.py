@@ -20,7 +20,15 @@ from perseus_operator.clients.kube.access_reviews import AccessReviews
 from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.clients.kube.object_store import ObjectStore
 from perseus_operator.clients.kube.pods import agent_of, pod_of
-from perseus_operator.clients.kube.requests import MERGE, TIMEOUT_S, checked, read_json, read_sized_json, translated
+from perseus_operator.clients.kube.requests import (
+    MERGE,
+    TIMEOUT_S,
+    checked,
+    read_json,
+    read_sized_json,
+    translated,
+    unavailable,
+)
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, Pod
@@ -296,7 +304,7 @@ class KubeClient(ObjectStore, AccessReviews):
                         raise translated(k8s.ApiException(status=status.get("code", 0), reason=status.get("message")))
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
+            raise unavailable(error) from error
 
     def _asked(self, namespace: str, options: Json) -> Any:
         if namespace:

@@ -70,7 +70,12 @@ class KubeRequests:
         except k8s.ApiException as error:
             raise translated(error) from error
         except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:  # Runtime: the session is closed
-            raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
+            raise unavailable(error) from error
+
+
+def unavailable(error: Exception) -> KubeUnavailable:
+    """The error of a request that has no answer. Python's own timeouts say nothing."""
+    return KubeUnavailable(f"{type(error).__name__}: {str(error) or 'the API server does not answer in time'}")
 
 
 def translated(error: Any) -> KubeError:

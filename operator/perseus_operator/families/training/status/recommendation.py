@@ -67,7 +67,8 @@ def recommendation(training: Training, decision: TrainingDecision) -> str:
     rests = f" The prediction rests on {advice.source}." if advice.source else ""
     if advice.energy_saved is None or training.baseline is None:
         return f"{plan}. What it would save is not known before a baseline is measured.{rests}"
-    between = f" ({advice.energy_saved_low} to {advice.energy_saved_high})" if advice.energy_saved_low else ""
+    low, high = advice.energy_saved_low, advice.energy_saved_high
+    between = f" ({low} to {high})" if low != high else ""
     slower = percent(advice.iteration_time_microseconds / training.baseline.time_us - 1)
     saves = f"saves {advice.energy_saved}{between} of the energy measured at default clocks, {slower} slower"
     return f"{plan}; {saves}.{rests}"
