@@ -21,8 +21,8 @@ log = logging.getLogger("perseus_client")
 MAX_PENDING: Final = SLOTS - 1
 """Iterations that may wait for their events; the shared memory holds no more."""
 WINDOW: Final = 64
-"""Iterations whose lags are compared. Clocks that drift apart by 22 µs a second (an H100: docs/real-gpus.md) do so
-by 0.14 % of an iteration in that time."""
+"""Iterations whose lags are compared. Clocks that drift apart by 22 µs a second (an H100: docs/clocks-take-time.md) do
+so by 0.14 % of an iteration in that time."""
 
 
 class Event(Protocol):

@@ -1,6 +1,6 @@
 """The clock changes that a bounded loss of energy avoids.
 
-``python -m tests.bench.switches --plot F.png`` prints the table of docs/switches.md and draws its plot.
+``python -m tests.bench.switches --plot F.png`` prints the table of docs/clocks-take-time.md and draws its plot.
 """
 
 from __future__ import annotations

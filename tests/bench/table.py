@@ -33,7 +33,7 @@ ALL = """## All figures
 The ratio is the peer's value divided by this project's value; for savings it is this project's value divided by the
 peer's. If a peer was stopped, its time is the time until then, and the ratio is a lower bound; energies are compared
 only for the plans that it had found. Gaps are certified: each is the energy above a proven lower bound. The cells of
-the grid of control are in a table of [their own](control.md).
+the grid of control are in a table of [their own](clocks-take-time.md#measured-on-simulated-gpus).
 """
 GROUP = re.compile(r"^#{2,3} (?P<title>\w+)\n\n(?P<table>\| figure .*?\n)(?=\n#|\Z)", re.MULTILINE | re.DOTALL)
 SUMMARY = re.compile(r"^## Solver in short\n.*?(?=^## All figures)", re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.switching import DriverLock, Switches
 
 READING_S: Final = 20e-6
-"""One reading of a value, as measured on an H100 (docs/real-gpus.md: 1 to 16 µs, 77 at most)."""
+"""One reading of a value, as measured on an H100 (docs/clocks-take-time.md: 1 to 16 µs, 77 at most)."""
 ITEM_S: Final = 0.000_5
 """A work item at the highest clock."""
 

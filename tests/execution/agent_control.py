@@ -39,7 +39,7 @@ from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.planset import StageSchedule
 
 READ_US: Final = 10
-"""What it takes to read a clock: measured, docs/real-gpus.md."""
+"""What it takes to read a clock: measured, docs/clocks-take-time.md."""
 MEASURED: Final = 64
 """Changes that each governor measures: latencies do not drift here, and reading clocks takes half of a run's time."""
 

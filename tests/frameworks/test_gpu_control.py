@@ -2,7 +2,7 @@
 
 The real agent controls a real GPU that computes, in all but one respect: writes of clocks are noted, with a latency,
 and not carried out (``tests.doubles.untouched_gpu``). So no clock is changed, and instructions do not run faster or
-slower. The worker's own events say what ran when. Figures are printed (``-s``), for docs/real-gpus.md.
+slower. The worker's own events say what ran when. Figures are printed (``-s``), for docs/clocks-take-time.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """With a real GPU: marks that it writes itself, how far hosts are ahead of it, and what it draws and how fast it runs.
 
-Reads only: no clock is changed. Figures are printed (``-s``), for docs/real-gpus.md.
+Reads only: no clock is changed. Figures are printed (``-s``), for docs/clocks-take-time.md.
 """
 
 from __future__ import annotations

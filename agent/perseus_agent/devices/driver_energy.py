@@ -24,7 +24,7 @@ SAMPLES_EVERY_US: Final = 200_000
 COMPARE_EVERY_US: Final = 60_000_000
 """How often they are compared with the counter, which takes long to read; and how long they may stay away."""
 MAX_DEVIATION: Final = 0.1
-"""Of energy by samples from the counter's: up to 0.022 was seen in such a time on an H100 (docs/real-gpus.md)."""
+"""Of energy by samples from the counter's: up to 0.022 in such a time on an H100 (docs/clocks-take-time.md)."""
 MAX_POWER_W: Final = 10_000
 """No GPU, nor a module with its CPU, draws more: an energy counter that shows more counts something else."""
 

@@ -2,7 +2,7 @@
 
 The hardware counter ticks every 100 ms. On an H100 reading it takes 3 to 17 ms, in which the firmware answers no other
 call: a clock that is due then comes late. The driver stores samples of power for seconds, 20 ms apart, each the mean
-since the one before; reading them all takes 0.4 ms (docs/real-gpus.md).
+since the one before; reading them all takes 0.4 ms (docs/clocks-take-time.md).
 """
 
 from __future__ import annotations
