@@ -9,6 +9,7 @@ metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/
 the CRDs → docs/{perseusjob,servingpool,energyclass,perseusprofile,powerbudget}.md (``deploy/reference.py``)
 the parsers of perseus and kubectl perseus → docs/command-line.md (``deploy/command_reference.py``)
 agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
+mkdocs.yml → the lists of pages in README.md and docs/index.md (``deploy/front_door.py``)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from chart import write_chart
 from command_reference import write_command_reference
+from front_door import write_front_doors
 from grpc_tools import protoc
 from observability import write_observability
 from reference import write_reference
@@ -62,3 +64,4 @@ if __name__ == "__main__":
     write_reference()
     write_command_reference()
     write_wire_reference()
+    write_front_doors()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -143,6 +144,14 @@ def test_every_page_is_in_the_navigation() -> None:
         for path in paths
         if str(path) not in named and f"{path.parent}/" not in named
     )
+
+
+def test_the_front_doors_list_the_navigation() -> None:
+    front_door = runpy.run_path(str(ROOT / "deploy" / "front_door.py"))
+    titles = [title for title, _ in front_door["sections"]()]
+    for door, text in front_door["front_doors"]().items():
+        assert text_of(door) == text, f"{door.name}: run `make generate`"
+        assert re.findall(r"^\| ([\w ]+) \| \[", text, re.MULTILINE) == titles
 
 
 MODULE = re.compile(rf"(?<![\w/.-])perseus_(?:{'|'.join(ROOMS)})\b(?:\.[A-Za-z_]\w*)*")
