@@ -17,7 +17,6 @@ mpl.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perseus_solver import plots
 from perseus_solver.drawing import stated
 
 
@@ -25,14 +24,14 @@ from perseus_solver.drawing import stated
 def drawn_figures() -> Iterator[list[Figure]]:
     """Collect what is drawn meanwhile."""
     captured: list[Figure] = []
-    original = plots.png_of
+    save = Figure.savefig
 
-    def capture(figure: Figure) -> bytes:
+    def capture(figure: Figure, *arguments: Any, **options: Any) -> None:
         captured.append(figure)
-        return original(figure)
+        save(figure, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "png_of", capture)
+        patch.setattr(Figure, "savefig", capture)
         yield captured
 
 

@@ -1,7 +1,7 @@
 """How our figures look: colours, style, and PNG bytes that say what is written in them.
 
-With `plots` the only module of the product that imports matplotlib. Colours can be distinguished in print and by
-colour-blind readers.
+With `plots` and the `picture` modules the only ones of the product that import matplotlib. Colours can be distinguished
+in print and by colour-blind readers.
 """
 
 from __future__ import annotations

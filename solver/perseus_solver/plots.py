@@ -1,4 +1,4 @@
-"""Figures: the frontier, the pipeline before and after, the comparison, the calibration, as PNG bytes."""
+"""Pictures of a problem's plans, as PNG bytes: the frontier, and the pipeline before and after."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice, Simulator
 
 if TYPE_CHECKING:
-    from perseus_solver.calibration.model import Calibration
-    from perseus_solver.calibration.trace import Trace
-    from perseus_solver.comparison.table import Row
     from perseus_solver.model.result import Frontier, Point
 
 _LABELLED_BOXES = 40
@@ -96,7 +93,7 @@ def frontier_png(
     _mark_ends(axes, frontier)
     axes.set_xlabel("iteration time (s)")
     axes.set_ylabel("iteration energy of one pipeline (J)")
-    axes.set_title(_name(problem))
+    axes.set_title(problem.schedule.title)
     axes.legend(
         title=gap_text(frontier, chosen),
         alignment="left",
@@ -307,97 +304,3 @@ def _label(axes: Any, problem: Problem, run: Timeline, shade: Floats) -> None:
             style="normal" if kind == InstructionKind.FORWARD else "italic",
             color="white" if dark > 0.6 else INK,
         )
-
-
-def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: tuple[Floats, Floats]) -> bytes:
-    """Draw every method's plan with the frontier, against all clocks at their maximum.
-
-    Args:
-        problem: gives the title.
-        frontier: this solver's plans.
-        rows: the methods' plans, all clocks at their maximum first.
-        single: time and energy of every plan with one clock for all instructions, float[clocks] seconds and joules.
-    """
-    figure, axes = figure_of(width=6.4, height=4.0)
-    base_s, base_j = rows[0].iteration_time_s, rows[0].energy_j
-    assert base_s is not None
-    assert base_j is not None
-    slowest = max(row.iteration_time_s or 0 for row in rows) / base_s - 1
-    limit = 100 * max(3 * slowest, 0.1)  # the range of the other methods
-    for (time_s, energy_j), style, label in (
-        ((frontier.time_s, frontier.energy_j), {"color": BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
-        (single, {"color": MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
-    ):
-        time, energy = 100 * (time_s / base_s - 1), 100 * (energy_j / base_j - 1)
-        shown = time <= limit
-        axes.plot(time[shown], energy[shown], **({"lw": 1.2, "ms": 2.4, "label": label} | style))
-    marks = (("s", ORANGE), ("D", GREEN), ("^", PURPLE), ("v", INK))
-    for row, (mark, colour) in zip(rows, marks, strict=False):
-        if row.iteration_time_s is None or row.energy_j is None:
-            continue
-        x, y = 100 * (row.iteration_time_s / base_s - 1), 100 * (row.energy_j / base_j - 1)
-        axes.plot(x, y, mark, color=colour, ms=6, label=row.name, zorder=4)
-        if row.ours is not None:
-            ours = 100 * (row.ours.iteration_time_s / base_s - 1), 100 * (row.ours.energy_j / base_j - 1)
-            axes.plot((x, ours[0]), (y, ours[1]), ":", color=colour, lw=0.9, zorder=2)
-    axes.axhline(0, color=MUTED, lw=0.6)
-    axes.axvline(0, color=MUTED, lw=0.6)
-    axes.set_xlabel("iteration time against all-maximum (%)")
-    axes.set_ylabel("iteration energy against all-maximum (%)")
-    axes.set_title(_name(problem))
-    axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
-    return png_of(figure)
-
-
-def _name(problem: Problem) -> str:
-    schedule = problem.schedule
-    chunks = f", {schedule.chunks} chunks" if schedule.chunks > 1 else ""
-    return f"{schedule.name}, {problem.stages} stages{chunks}, {schedule.microbatches} microbatches"
-
-
-def calibration_png(trace: Trace, calibration: Calibration, train_fraction: float) -> bytes:
-    """Draw predicted against measured time of every iteration, and the error of each, plan by plan.
-
-    Args:
-        trace: the measured iterations.
-        calibration: predicts them.
-        train_fraction: as given to `calibrate`, to distinguish fitted iterations.
-    """
-    from perseus_solver.calibration.estimate import chosen_iterations, predict_s, replay_s
-
-    figure, (left, right) = _side_by_side(width=9.0, height=4.0)
-    measured_s = trace.iteration_time_s
-    fitted = chosen_iterations(trace, train_fraction)
-    every = np.ones_like(fitted)
-    series: list[tuple[str, Floats, Any, str, str]] = [("graph alone", replay_s(trace), every, ORANGE, "x")]
-    if calibration.explains:
-        predicted_s = predict_s(calibration, trace)
-        series += [
-            ("calibrated, held out", predicted_s, ~fitted, BLUE, "o"),
-            ("calibrated, fitted", predicted_s, fitted, GREEN, "+"),
-        ]
-    # In the order of the legend; what comes first is drawn below the others.
-    ends = [float(f(np.append(measured_s, series[0][1]))) for f in (np.min, np.max)]
-    left.plot(ends, ends, "-", color=MUTED, lw=0.8, label="measured = predicted")
-    plan = np.unique(trace.plan, return_inverse=True)[1]
-    for label, predicted, chosen, colour, marker in series:
-        error = 100 * (predicted / measured_s - 1)
-        mean = float(np.abs(error[chosen]).mean())
-        style: Any = {"ls": "", "marker": marker, "color": colour, "ms": 4, "mew": 0.9, "alpha": 0.8}
-        left.plot(measured_s[chosen], predicted[chosen], **style, label=f"{label} (mean error {mean:.3g} %)")
-        right.plot(plan[chosen], error[chosen], **style)
-    right.axhline(0, color=MUTED, lw=0.8, zorder=0)
-    left.set_title(f"{calibration.schedule}, {calibration.stages} stages, {calibration.microbatches} microbatches")
-    left.set_xlabel("measured iteration time (s)")
-    left.set_ylabel("predicted iteration time (s)")
-    left.legend(fontsize=8)
-    right.set_title(f"the model {calibration.status} this run")
-    right.set_xlabel("plan, in the order run")
-    right.set_ylabel("error of the prediction (%)")
-    return png_of(figure)
-
-
-def _side_by_side(*, width: float, height: float) -> tuple[Any, Any]:
-    figure, _ = figure_of(width=width, height=height)
-    figure.clear()
-    return figure, figure.subplots(1, 2)

@@ -31,6 +31,7 @@ MODULES = (
     "tests.bench.control_measured",
     "tests.bench.client",
     "tests.bench.agent",
+    "tests.bench.agent_state",
     "tests.bench.operator",
     "tests.bench.fleet",
     "tests.bench.fleet_wire",

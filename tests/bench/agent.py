@@ -1,15 +1,14 @@
-"""The agent under load: time from a mark to the device call, CPU, size of plan sets, a plan switch, a day of telemetry.
+"""The agent under load: time from a mark to the device call, and CPU.
 
 Real are the agent process, the client and the sockets. The GPUs are doubles: a call takes a microsecond and is recorded
-in shared memory, so that only the agent's own time is measured. The peer of the first two figures is Zeus' method, in
-the same run and with the same marks: a ``multiprocessing`` queue for each GPU, and a process that calls the device when
-the clock changes. The plan is the worst possible one: every instruction has another clock than the one before. The load
-is 200 instructions a second on each of 8 GPUs.
+in shared memory, so that only the agent's own time is measured. The peer is Zeus' method, in the same run and with the
+same marks: a ``multiprocessing`` queue for each GPU, and a process that calls the device when the clock changes. The
+plan is the worst possible one: every instruction has another clock than the one before. The load is 200 instructions a
+second on each of 8 GPUs.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import json
 import multiprocessing
@@ -19,22 +18,14 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
 from tests.doubles import recording_gpu
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent.clocks.telemetry import IterationSummary, RankProcess, TelemetryHub
-from perseus_agent.devices.base import EnergyReading
-from perseus_agent.devices.energy import EnergyMeter
-from perseus_core.rank import RankId
-from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
 Result = dict[str, Any]
 
@@ -263,139 +254,9 @@ def agent_cpu() -> Result:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------- plans
-
-
-def frontier_like(
-    stages: int, instructions: int, points: int
-) -> tuple[list[StageSchedule], list[PlanPoint], list[Any]]:
-    """Return a synthetic frontier with the statistics of a real one.
-
-    From point to point a few instructions, spread over the schedule, slow down by one or two clocks.
-    """
-    schedules, clocks = [], []
-    for stage in range(stages):
-        kinds = tuple(1 + index % 2 for index in range(instructions))
-        schedules.append(StageSchedule(stage, kinds, tuple(p // 2 for p in range(instructions)), (0,) * instructions))
-        current = [1410 - 15 * ((7 * stage + 3 * (index % 2)) % 20) for index in range(instructions)]
-        rows = []
-        for point in range(points):
-            for number in range(instructions // 16):
-                index = (point * 7919 + number * 104_729 + stage * 31) % instructions
-                current[index] = max(210, current[index] - 15 * (1 + (index + point) % 2))
-            rows.append(list(current))
-        clocks.append(rows)
-    return schedules, [PlanPoint(1_000_000 + 1_000 * point, 9_000_000 - point) for point in range(points)], clocks
-
-
-def plan_set_size() -> Result:
-    """Measure a whole frontier as one message; the peer sends each selected plan as JSON, as Zeus' server does."""
-    schedules, points, clocks = frontier_like(1, 2_048, 100)
-    begun_s = time.perf_counter()
-    message = encode_plan_set(schedules, points, clocks)
-    encoded_s = time.perf_counter() - begun_s
-    one_plan = sum(
-        len(json.dumps([[kinds, clock] for kinds, clock in zip(schedules[0].kinds, row, strict=True)]))
-        for row in clocks[0]
-    )
-    return {
-        "plan_set_bytes_100x2048": {
-            "value": message.ByteSize(),
-            "unit": "bytes",
-            "peer": "JSON of (instruction, frequency), all points",
-            "peer_value": one_plan,
-            "ratio": one_plan / message.ByteSize(),
-        },
-        "plan_set_encode_100x2048_ms": {"value": encoded_s * 1000, "unit": "ms"},
-    }
-
-
-AGENT_PROCESSES = 8
-JOBS_PER_AGENT = 125
-
-
-def switch_everywhere() -> Result:
-    """Measure the time until 1,000 agents have answered a selection.
-
-    They are 1,000 connections and leases, served by 8 real agent processes.
-    """
-    plan_set = plan_set_of([[[1200, 900]], [[900, 600]]][:1])
-    connections: list[tuple[Any, messages.SelectPlanRequest]] = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for process in range(AGENT_PROCESSES):
-            node = stack.enter_context(RecordingNode.open(Path(folder) / str(process), 1))
-            node.start_agent()
-            for job in range(JOBS_PER_AGENT):
-                options = [("grpc.use_local_subchannel_pool", 1)]
-                channel = stack.enter_context(grpc.insecure_channel(node.addresses["grpc"], options))
-                stub, uid = stubs.AgentStub(channel), f"job-{job}"
-                pod = messages.Pod(uid=f"pod-{job}", namespace="a", name=f"pod-{job}")
-                lease = messages.AcquireLeaseRequest(job_uid=uid, job_name=uid, epoch=1, ttl_ms=600_000, pods=[pod])
-                stub.AcquireLease(lease)
-                stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=uid, epoch=1, plan_set=plan_set))
-                selection = messages.SelectPlanRequest(
-                    job_uid=uid,
-                    epoch=1,
-                    plan_id=plan_set.plan_id,
-                    selections=[messages.Selection(data_parallel_rank=0, point=0)],
-                )
-                connections.append((stub, selection))
-        taken_ms = []
-        for _ in range(5):
-            begun_s = time.perf_counter()
-            answers = [stub.SelectPlan.future(selection) for stub, selection in connections]
-            for answer in answers:
-                answer.result(30)
-            taken_ms.append((time.perf_counter() - begun_s) * 1000)
-    return {"value": sorted(taken_ms)[len(taken_ms) // 2], "unit": "ms"}
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# telemetry
-
-
-def memory_kib(name: str) -> int:
-    """Return a value of /proc/self/status in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
-
-
-def a_day(_: int = 0) -> float:
-    """Return the growth of this process in MiB over 24 h of telemetry of 8 ranks.
-
-    An iteration takes 3 s and has 192 instructions, and the energy counter is read 20 times a second. One subscriber
-    reads, and one never does.
-    """
-    hub = TelemetryHub(4_096)
-    reader, _asleep = hub.watch("job"), hub.watch("job")
-    ranks = [RankProcess("job", "pod", gpu_uuid(gpu), RankId(0, gpu), gpu) for gpu in range(GPUS)]
-    meters = [EnergyMeter() for _ in ranks]
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak value
-    before_kib = memory_kib("VmRSS")
-    for iteration in range(24 * 3600 // 3):
-        for rank, meter in zip(ranks, meters, strict=True):
-            for sample in range(60):
-                now_us = (iteration * 60 + sample) * 50_000
-                meter.add(EnergyReading(now_us, now_us // 4))
-            durations = tuple(15_000 + iteration % 97 + index for index in range(192))
-            hub.publish("job", IterationSummary(rank, iteration, 3_000_000, 2_900_000, 750_000, "p", 1, durations, 96))
-        reader.take(0)
-    return (memory_kib("VmHWM") - before_kib) / 1024
-
-
-def telemetry_memory() -> Result:
-    """Measure the growth in a separate process."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return {"value": pool.submit(a_day).result(), "unit": "MiB"}
-
-
 FIGURES: dict[str, Callable[[], Result]] = {
     "message_to_device": message_to_device,
     "agent_cpu_percent_8gpus_200ips": agent_cpu,
-    "plan_set": plan_set_size,
-    "plan_switch_1000_agents_ms": switch_everywhere,
-    "telemetry_24h_memory_mib": telemetry_memory,
 }
 
 if __name__ == "__main__":

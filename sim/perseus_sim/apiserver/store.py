@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import random
-import re
 import string
 import uuid
 from collections import defaultdict
@@ -19,19 +18,13 @@ from typing import NamedTuple
 
 from perseus_sim.apiserver import builtins, schema
 from perseus_sim.apiserver.catalog import Catalog, Resource
-from perseus_sim.apiserver.errors import AlreadyExists, BadRequest, Conflict, Forbidden, Invalid, Json, StatusCause
+from perseus_sim.apiserver.errors import AlreadyExists, BadRequest, Forbidden, Invalid, Json
+from perseus_sim.apiserver.metadata import check_preconditions, checked_name, kept_metadata, label_causes
 from perseus_sim.apiserver.watches import Feed
 
 FOREGROUND = "foregroundDeletion"
 _NAMESPACES = "/namespaces"
 _INITIAL_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME_RULE = (
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
-    "and must start and end with an alphanumeric character"
-)
-# Names of these may hold other characters, such as colons.
-_FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
 class Key(NamedTuple):
@@ -95,7 +88,7 @@ class Store:
             metadata["name"] = metadata["generateName"] + "".join(
                 random.choices(string.digits + string.ascii_lowercase, k=5)
             )
-        name = self._checked_name(resource, metadata)
+        name = checked_name(resource, metadata)
         if metadata.get("namespace", namespace) != namespace:
             raise BadRequest("the namespace of the provided object does not match the namespace sent on the request")
         if metadata.get("resourceVersion"):
@@ -142,7 +135,7 @@ class Store:
         """
         old = self.get(resource, namespace, name)
         new = copy.deepcopy(change(old))
-        self._check_preconditions(resource, old, new.get("metadata") or {})
+        check_preconditions(resource, old, new.get("metadata") or {})
         if subresource == "status":
             new = (
                 {**old, "status": new["status"]} if "status" in new else {k: v for k, v in old.items() if k != "status"}
@@ -150,7 +143,7 @@ class Store:
         elif resource.has_status:
             new.pop("status", None)
             new |= {"status": old["status"]} if "status" in old else {}
-        new["metadata"] = self._kept_metadata(resource, old["metadata"], new.get("metadata") or {})
+        new["metadata"] = kept_metadata(resource, old["metadata"], new.get("metadata") or {})
         builtins.prepare_written(resource, new)
         new = self._accepted(resource, new, old, strict=strict)
         ignored = ("metadata", "status") if resource.has_status else ("metadata",)
@@ -177,7 +170,7 @@ class Store:
         """
         obj = self.get(resource, namespace, name)
         options = options or {}
-        self._check_preconditions(resource, obj, options.get("preconditions") or {})
+        check_preconditions(resource, obj, options.get("preconditions") or {})
         if dry_run:
             return obj, True
         key = Key(resource.storage, namespace, name)
@@ -203,17 +196,6 @@ class Store:
 
     # --------------------------------------------------------------------------------------- checks
 
-    def _checked_name(self, resource: Resource, metadata: Json) -> str:
-        name = metadata.get("name")
-        if not name or not isinstance(name, str):
-            cause = StatusCause(
-                "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
-            )
-            raise Invalid(resource.kind, resource.group, "", [cause])
-        if resource.group not in _FREE_NAMES and (not _NAME.fullmatch(name) or len(name) > 253):
-            raise Invalid(resource.kind, resource.group, name, [StatusCause.invalid("metadata.name", name, _NAME_RULE)])
-        return name
-
     def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
         if not resource.namespaced:
             return
@@ -226,60 +208,10 @@ class Store:
             )
             raise Forbidden(f"{message} because it is being terminated")
 
-    def _check_preconditions(self, resource: Resource, obj: Json, expected: Json) -> None:
-        for field in ("uid", "resourceVersion"):
-            found = obj["metadata"][field]
-            if expected.get(field) and expected[field] != found:
-                name = obj["metadata"]["name"]
-                why = (
-                    "the object has been modified; please apply your changes to the latest version and try again"
-                    if field == "resourceVersion"
-                    else f"Precondition failed: UID in precondition: {expected[field]}, UID in object meta: {found}"
-                )
-                raise Conflict(
-                    f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}',
-                    name=name,
-                    group=resource.group,
-                    kind=resource.plural,
-                )
-
-    def _kept_metadata(self, resource: Resource, old: Json, new: Json) -> Json:
-        """The new metadata with what only the server writes taken from the old."""
-        if new.get("name", old["name"]) != old["name"] or new.get("namespace", old.get("namespace")) != old.get(
-            "namespace"
-        ):
-            raise BadRequest("the name or namespace of the object does not match the one of the URL")
-        kept = {key: value for key, value in new.items() if value is not None}
-        for field in (
-            "name",
-            "namespace",
-            "uid",
-            "resourceVersion",
-            "generation",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-        ):
-            kept.pop(field, None)
-            if field in old:
-                kept[field] = old[field]
-        for field in ("labels", "annotations", "finalizers", "ownerReferences"):
-            if not kept.get(field):
-                kept.pop(field, None)
-        added = set(kept.get("finalizers", ())) - set(old.get("finalizers", ()))
-        if old.get("deletionTimestamp") and added:
-            rule = (
-                f"no new finalizers can be added if the object is being deleted, found new finalizers {sorted(added)}"
-            )
-            raise Invalid(
-                resource.kind, resource.group, old["name"], [StatusCause.forbidden("metadata.finalizers", rule)]
-            )
-        return kept
-
     def _accepted(self, resource: Resource, obj: Json, old: Json | None, *, strict: bool) -> Json:
         """The object as it will be stored: pruned, with defaults, and valid."""
         obj = {**obj, "apiVersion": resource.api_version, "kind": resource.kind}
-        causes = _label_causes(obj["metadata"]) + builtins.broken_rules(resource, obj, old)
+        causes = label_causes(obj["metadata"]) + builtins.broken_rules(resource, obj, old)
         if resource.schema is not None:
             obj, unknown = schema.pruned(obj, resource.schema)
             if unknown and strict:
@@ -440,12 +372,3 @@ def _is_finished(obj: Json) -> bool:
         and not obj["metadata"].get("finalizers")
         and obj["kind"] != "Namespace"
     )
-
-
-def _label_causes(metadata: Json) -> list[StatusCause]:
-    return [
-        StatusCause.invalid(f"metadata.{part}", value, "must be a string")
-        for part in ("labels", "annotations")
-        for value in (metadata.get(part) or {}).values()
-        if not isinstance(value, str)
-    ]

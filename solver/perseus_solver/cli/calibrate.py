@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     calibration = calibrate_against_rivals(trace, train_fraction=options.train_fraction)
     write([calibration.to_json().encode()])
     if plot:
-        from perseus_solver.plots import calibration_png
+        from perseus_solver.calibration.picture import calibration_png
 
         plot([calibration_png(trace, calibration, options.train_fraction)])
     common.print_summary(options, *_summary(calibration))

@@ -59,8 +59,8 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     if write:
         write([as_json(rows), b"\n"])
     if plot:
+        from perseus_solver.comparison.picture import compare_png
         from perseus_solver.frontier import solve_frontier
-        from perseus_solver.plots import compare_png
 
         plot([compare_png(problem, solve_frontier(problem), rows, single_clocks(simulator))])
     common.print_summary(options, as_table(rows))

@@ -55,6 +55,12 @@ class Schedule:
     bidirectional: bool = False
 
     @property
+    def title(self) -> str:
+        """Name and size, as above a picture: ``1F1B, 4 stages, 8 microbatches``."""
+        chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        return f"{self.name}, {self.stages} stages{chunks}, {self.microbatches} microbatches"
+
+    @property
     def stages(self) -> int:
         """Number of stages, N."""
         return int(self.position.shape[0])

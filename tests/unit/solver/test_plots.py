@@ -16,6 +16,7 @@ from tests.drawn import boxes, drawn_figures, mark, numbers, texts
 from perseus_solver import plots
 from perseus_solver.cli import main
 from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.comparison.picture import compare_png
 from perseus_solver.comparison.table import compare, single_clocks
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
@@ -91,7 +92,7 @@ def test_large_pipelines_are_drawn_without_labels(problem: Problem, figures: lis
 
 def test_comparison_shows_every_method_that_has_a_plan(problem: Problem, figures: list[Figure]) -> None:
     rows = compare(problem)
-    data = plots.compare_png(problem, solve_frontier(problem, points=12), rows, single_clocks(Simulator(problem)))
+    data = compare_png(problem, solve_frontier(problem, points=12), rows, single_clocks(Simulator(problem)))
     assert data.startswith(PNG)
     labels = {line.get_label() for line in figures[0].axes[0].get_lines()}
     assert {"this solver's plans", "all-maximum", "best single frequency", "EnvPipe's heuristic"} <= labels
