@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 from tests import waiting
-from tests.doubles.fleet import Fleet, LightJob, Work
+from tests.doubles.fleet import Fleet
 from tests.doubles.fleet_cluster import FleetCluster
+from tests.doubles.light_job import LightJob, Work
 
 from perseus_core import keys
 from perseus_sim.cluster.pki import Authority, write_pairs

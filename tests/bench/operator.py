@@ -26,8 +26,9 @@ import yaml
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 from kubernetes.utils import create_from_dict
-from tests.doubles.fleet import Fleet, LightJob, Work
+from tests.doubles.fleet import Fleet
 from tests.doubles.fleet_cluster import FleetCluster, Operator
+from tests.doubles.light_job import LightJob, Work
 
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server

@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.chart.conftest import (
+    CHART,
+    Objects,
+)
+from tests.chart.manifests import (
+    AGENT,
+    OPERATOR,
+    POLICY,
+    Render,
+    container,
+    environment,
+    kinds,
+    pod,
+    pods,
+)
 
 from perseus_agent.settings import parse_settings as agent_settings
-from perseus_bench.options import parse_options as accept_options
 from perseus_core import keys
 from perseus_operator.controller.settings import parse_settings as operator_settings
-from perseus_sim.gpus.dynamic_resources import DRIVER
-from perseus_sim.gpus.nvml_shim import ENV_STATE
-from perseus_sim.gpus.shim_gpu import STATE
-
-CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
-RUNBOOKS = CHART.parents[1] / "docs" / "runbooks.md"
-OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
-POLICY = ("NetworkPolicy", "perseus-operator")
-SIMULATOR = ("DaemonSet", "perseus-gpu-sim")
-Objects = dict[tuple[str, str], dict[str, Any]]
-Render = Callable[..., Objects]
-
-
-def pod(objects: Objects, key: tuple[str, str]) -> Any:
-    return objects[key]["spec"]["template"]["spec"]
-
-
-def container(objects: Objects, key: tuple[str, str]) -> Any:
-    return pod(objects, key)["containers"][0]
-
-
-def environment(container: Any) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in container.get("env", ())}
-
-
-def kinds(objects: Objects) -> set[str]:
-    return {kind for kind, _ in objects}
-
-
-def pods(objects: Objects) -> Iterator[Any]:
-    for (kind, _), body in objects.items():
-        if kind in ("Deployment", "DaemonSet"):
-            yield body["spec"]["template"]["spec"]
-        elif kind == "Pod":
-            yield body["spec"]
 
 
 @pytest.mark.parametrize("certificates", ["generated", "certManager"])
@@ -83,44 +60,6 @@ def test_everything_is_labelled_and_annotated_and_in_the_namespace(render: Rende
         assert body["metadata"].get("namespace") == (None if cluster_wide else "perseus-system"), (kind, name)
 
 
-def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
-    """Then the release's namespace can enforce the standard that the operator meets.
-
-    Every object that connects operator and agents must name both namespaces.
-    """
-    objects = render({
-        "agent": {"namespaceOverride": "gpu-agents"},
-        "operator": {"namespaces": ["team-a"]},
-        "metrics": {"podMonitor": {"enabled": True}},
-        "simulatedGpus": {"enabled": True},
-        "webhook": {"enabled": True},
-    })  # fmt: skip
-    in_agents = {key for key, body in objects.items() if body["metadata"].get("namespace") == "gpu-agents"}
-    assert in_agents == {
-        ("DaemonSet", "gpu-agents/perseus-agent"),
-        ("DaemonSet", "gpu-agents/perseus-gpu-sim"),
-        ("NetworkPolicy", "gpu-agents/perseus-agent"),
-        ("NetworkPolicy", "gpu-agents/perseus-gpu-sim"),
-        ("ResourceQuota", "gpu-agents/perseus-critical-pods"),
-        ("Role", "gpu-agents/perseus-system-perseus-operator-epoch"),
-        ("Role", "gpu-agents/perseus-test-agents"),
-        ("RoleBinding", "gpu-agents/perseus-system-perseus-operator"),
-        ("RoleBinding", "gpu-agents/perseus-system-perseus-operator-epoch"),
-        ("RoleBinding", "gpu-agents/perseus-test-agents"),
-        ("Secret", "gpu-agents/perseus-agent-tls"),
-    }
-    main = container(objects, OPERATOR)
-    assert operator_settings(main["args"], environment(main)).agent_namespace == "gpu-agents"
-    [*_, to_agents] = objects["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
-    assert named(to_agents["to"]) == ["gpu-agents"]
-    [commands, _] = objects["NetworkPolicy", "gpu-agents/perseus-agent"]["spec"]["ingress"]
-    assert named(commands["from"]) == ["perseus-system"]
-    monitor = objects["PodMonitor", "perseus"]["spec"]
-    assert monitor["namespaceSelector"] == {"matchNames": ["perseus-system", "gpu-agents"]}
-    [hook] = objects["MutatingWebhookConfiguration", "perseus-system-perseus-webhook"]["webhooks"]
-    assert hook["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system", "perseus-system", "gpu-agents"]
-
-
 def test_certificates_of_two_namespaces_need_an_issuer_for_both(render: Render) -> None:
     apart = {"agent": {"namespaceOverride": "gpu-agents"}}
     with pytest.raises(RuntimeError, match=r"issuerRef: with agent\.namespaceOverride name a ClusterIssuer"):
@@ -132,10 +71,6 @@ def test_certificates_of_two_namespaces_need_an_issuer_for_both(render: Render) 
         "perseus-operator-tls",
         "gpu-agents/perseus-agent-tls",
     }
-
-
-def named(peers: list[Any]) -> list[str]:
-    return [peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in peers]
 
 
 def test_the_programs_accept_what_the_chart_gives_them(render: Render) -> None:
@@ -240,245 +175,10 @@ def test_the_operator_is_restricted(render: Render) -> None:
         assert main["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
-    objects = render()
-    agent = pod(objects, AGENT)
-    assert agent["hostPID"]
-    assert not agent["automountServiceAccountToken"]
-    assert not {"hostNetwork", "hostIPC"} & set(agent)
-    security = agent["containers"][0]["securityContext"]
-    assert agent["initContainers"][0]["securityContext"] == security
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-    assert not security["allowPrivilegeEscalation"]
-    assert security["readOnlyRootFilesystem"]
-    assert "privileged" not in security
-    assert {v["hostPath"]["path"] for v in agent["volumes"] if "hostPath" in v} == {
-        "/run/perseus",
-        "/var/lib/perseus",
-        "/var/lib/kubelet/pod-resources",
-        "/var/lib/kubelet/device-plugins",
-    }
-    without = pod(render({"agent": {"socketResource": False}}), AGENT)
-    assert "device-plugins" not in json.dumps(without)
-    privileged = container(render({"agent": {"privileged": True}}), AGENT)["securityContext"]
-    assert privileged["privileged"]
-    assert not {"capabilities", "allowPrivilegeEscalation"} & set(privileged), "the API server refuses both together"
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-def test_the_clock_keeper_is_a_sidecar_that_has_what_it_needs_of_the_agent_and_no_more(
-    render: Render, simulated: bool
-) -> None:
-    mount = {"name": "driver", "mountPath": "/driver"}
-    agent = pod(
-        render({"simulatedGpus": {"enabled": simulated}, "agent": {"extraVolumeMounts": [mount]}}),
-        AGENT,
-    )
-    [keeper], [main] = agent["initContainers"], agent["containers"]
-    assert keeper["restartPolicy"] == "Always", "the kubelet starts it first, ends it last, and whenever it ends"
-    assert keeper["args"] == ["keep", *main["args"]], "no setting can differ"
-    assert (keeper["env"], keeper["image"]) == (main["env"], main["image"])
-    assert keeper["securityContext"] == main["securityContext"]
-    assert keeper["resources"]["limits"]["memory"], "what the agent uses up is not the keeper's"
-    settings = agent_settings(main["args"], environment(main))
-    shared = {mount["name"]: mount["mountPath"] for mount in keeper["volumeMounts"]}
-    assert set(shared) == {"keeper", "state", "driver"} | ({"simulated-gpus"} if simulated else set())
-    assert set(shared.items()) <= {(mount["name"], mount["mountPath"]) for mount in main["volumeMounts"]}
-    assert str(Path(settings.keeper_socket).parent) == shared["keeper"]
-    assert str(Path(settings.journal).parent) == shared["state"]
-    [private] = [volume for volume in agent["volumes"] if volume["name"] == "keeper"]
-    assert private["emptyDir"]["medium"] == "Memory"
-
-
 def test_no_pod_of_the_release_requests_a_gpu(render: Render) -> None:
     for simulated in (False, True):
         for spec in pods(render({"simulatedGpus": {"enabled": simulated}})):
             assert "nvidia.com/gpu" not in json.dumps([c.get("resources") for c in spec["containers"]])
-
-
-def test_the_agent_has_time_to_reset_clocks(render: Render) -> None:
-    grace = pod(render(), AGENT)["terminationGracePeriodSeconds"]
-    assert grace > agent_settings([], {"PERSEUS_AGENT_INSECURE": "true"}).drain_timeout_s
-
-
-def node_matches(agent: Any, labels: dict[str, str]) -> bool:
-    """Return whether the scheduler would accept a node: terms are ORed, and expressions and the node selector ANDed."""
-    holds = {
-        "In": lambda e: labels.get(e["key"]) in e["values"],
-        "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
-        "DoesNotExist": lambda e: e["key"] not in labels,
-    }
-    affinity = agent.get("affinity")
-    if affinity:
-        required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        terms = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
-        if not any(all(holds[e["operator"]](e) for e in term) for term in terms):
-            return False
-    return all(labels.get(key) == value for key, value in agent.get("nodeSelector", {}).items())
-
-
-GPU_LABELS = [
-    {"feature.node.kubernetes.io/pci-10de.present": "true"},
-    # NVIDIA/k8s-device-plugin issue 1213, siderolabs/talos issue 12103: as Node Feature Discovery installs itself
-    {"feature.node.kubernetes.io/pci-0302_10de.present": "true"},
-    {"feature.node.kubernetes.io/pci-0300_10de.present": "true"},
-    {"feature.node.kubernetes.io/cpu-model.vendor_id": "NVIDIA"},
-    {"nvidia.com/gpu.present": "true"},
-]
-
-
-@pytest.mark.parametrize("gpu", GPU_LABELS)
-@pytest.mark.parametrize(
-    ("mode", "runs_where_client_is"),
-    [
-        ("affinity", {None: True, "true": True, "paused-for-mig-change": False, "paused-for-driver-upgrade": False}),
-        ("nodeSelector", {None: False, "true": True, "paused-for-mig-change": False}),
-        ("ignore", {None: True, "true": True, "paused-for-driver-upgrade": True}),
-    ],
-)
-def test_agents_run_on_gpu_nodes_and_stop_for_a_driver_upgrade(
-    render: Render, gpu: dict[str, str], mode: str, runs_where_client_is: dict[str | None, bool]
-) -> None:
-    agent = pod(render({"agent": {"driverUpgradeLabel": mode}}), AGENT)
-    for client, runs in runs_where_client_is.items():
-        label = {} if client is None else {"nvidia.com/gpu.deploy.client": client}
-        assert node_matches(agent, gpu | label) is runs, (client, mode)
-    assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
-
-
-RELEASED = [
-    {keys.LABEL_RELEASE_GPUS: "true"},
-    {"nvidia.com/gpu-driver-upgrade-state": "pod-deletion-required"},
-    {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"},
-    {"nvidia.com/gpu.deploy.device-plugin": "false"},  # NVSentinel before it resets a GPU
-    {"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"},
-]
-KEPT = [
-    {keys.LABEL_RELEASE_GPUS: "false"},
-    {"nvidia.com/gpu-driver-upgrade-state": "wait-for-jobs-required"},  # training goes on
-    {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"},
-    {"nvidia.com/gpu.deploy.device-plugin": "true"},
-]
-
-
-@pytest.mark.parametrize("gpu", [*GPU_LABELS, None])
-@pytest.mark.parametrize("mode", ["affinity", "nodeSelector", "ignore"])
-def test_an_agent_releases_its_gpus_on_request(render: Render, gpu: dict[str, str] | None, mode: str) -> None:
-    """By leaving the node: the DaemonSet's controller deletes the pod of a node that does not match any more."""
-    simulated = {"simulatedGpus": {"enabled": gpu is None}}
-    agent = pod(render({**simulated, "agent": {"driverUpgradeLabel": mode}}), AGENT)
-    node = (gpu or {}) | {"nvidia.com/gpu.deploy.client": "true"}
-    assert [labels for labels in RELEASED if node_matches(agent, node | labels)] == []
-    assert [labels for labels in KEPT if not node_matches(agent, node | labels)] == []
-
-
-def test_labels_of_release_can_be_chosen(render: Render) -> None:
-    agent = pod(render({"agent": {"releaseLabels": [{"key": "maintenance", "values": ["now", "soon"]}]}}), AGENT)
-    for gpu in GPU_LABELS:
-        assert node_matches(agent, gpu | RELEASED[0])
-        assert not node_matches(agent, gpu | {"maintenance": "soon"})
-    agent = pod(render({"agent": {"releaseLabels": []}, "simulatedGpus": {"enabled": True}}), AGENT)
-    assert "affinity" not in agent
-
-
-ACCEPT = ("Pod", "perseus-accept")
-
-
-def test_acceptance_is_off_and_runs_where_the_agent_was_sent_away(render: Render) -> None:
-    assert ACCEPT not in render()
-    objects = render({"acceptance": {"enabled": True, "minutes": 2.5}, "agent": {"runtimeClassName": "nvidia"}})
-    accept, agent = objects[ACCEPT]["spec"], pod(objects, AGENT)
-    [container] = accept["containers"]
-    options = accept_options(container["args"], environment(container))
-    assert options.minutes == 2.5
-    assert (
-        options.journal == agent_settings(agent["containers"][0]["args"], environment(agent["containers"][0])).journal
-    )
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
-    version = agent["containers"][0]["image"].partition(":")[2]
-    assert container["image"] == f"perseus-bench:{version}"
-    assert accept["runtimeClassName"] == "nvidia"
-    for gpu in GPU_LABELS:
-        assert not (node_matches(agent, gpu | accept["nodeSelector"]))
-    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "state"]
-    assert options.journal.startswith(mount["mountPath"])
-
-
-def test_acceptance_in_json_with_an_image_of_its_own(render: Render) -> None:
-    image = {"repository": "torch-with-perseus", "tag": "1"}
-    objects = render({"acceptance": {"enabled": True, "format": "json", "image": image}})
-    [container] = objects[ACCEPT]["spec"]["containers"]
-    options = accept_options(container["args"], environment(container))
-    assert (options.json, options.markdown) == ("-", "")
-    assert container["image"] == "torch-with-perseus:1"
-
-
-def test_simulated_gpus_need_no_gpu_node_and_change_little_of_the_agent(render: Render) -> None:
-    objects = render({"simulatedGpus": {"enabled": True, "count": 4}, "agent": {"runtimeClassName": "nvidia"}})
-    agent = pod(objects, AGENT)
-    production = pod(render({"agent": {"runtimeClassName": "nvidia"}}), AGENT)
-    assert node_matches(agent, {})
-    assert "runtimeClassName" not in agent
-    assert production["runtimeClassName"] == "nvidia"
-    main, real = agent["containers"][0], production["containers"][0]
-    assert main["args"] == real["args"]
-    assert main["securityContext"] == real["securityContext"]
-    assert agent_settings(main["args"], environment(main)).devices == "nvml"
-    assert not any(name.startswith("NVIDIA") for name in environment(main))
-    [folder] = [m["mountPath"] for m in main["volumeMounts"] if m["name"] == "simulated-gpus"]
-    assert environment(main)["LD_LIBRARY_PATH"] == folder
-    assert environment(main)[ENV_STATE] == f"{folder}/{STATE}"
-
-    simulator = pod(objects, SIMULATOR)
-    assert node_matches(simulator, {})
-    container = simulator["containers"][0]
-    assert {"--count=4", f"--gpus={folder}"} <= set(container["args"])
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in simulator["volumes"] if "hostPath" in volume}
-    assert hosts["gpus"] == folder  # the same directory as the agent's: the kubelet mounts it into pods from there
-    assert not simulator["automountServiceAccountToken"]
-    assert objects["NetworkPolicy", "perseus-gpu-sim"]["spec"]["egress"] == []
-
-
-def test_simulated_gpus_as_dynamic_resources_may_write_slices_and_read_claims(render: Render) -> None:
-    values = {"simulatedGpus": {"enabled": True, "offeredAs": "DynamicResources"}}
-    objects = render(values)
-    simulator = pod(objects, SIMULATOR)
-    assert simulator["automountServiceAccountToken"]
-    account = objects["ServiceAccount", simulator["serviceAccountName"]]["metadata"]
-    [role] = [body for (kind, name), body in objects.items() if kind == "ClusterRole" and name.endswith("-gpu-sim")]
-    assert {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]} == {
-        ("resourceslices", "get", "create", "update"),
-        ("resourceclaims", "get"),
-    }
-    [binding] = [body for (kind, name), body in objects.items() if kind == "ClusterRoleBinding" and "gpu-sim" in name]
-    [subject] = binding["subjects"]
-    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
-    assert objects["DeviceClass", DRIVER]["spec"]["extendedResourceName"] == "nvidia.com/gpu"
-    assert objects["NetworkPolicy", "perseus-gpu-sim"]["spec"]["egress"] == [{}], "it speaks to the API server"
-    hosts = {v["hostPath"]["path"]: v["hostPath"]["type"] for v in simulator["volumes"] if "hostPath" in v}
-    assert hosts == {
-        "/run/perseus-simulated-gpus": "DirectoryOrCreate",
-        "/var/lib/kubelet/plugins_registry": "Directory",
-        f"/var/lib/kubelet/plugins/{DRIVER}": "DirectoryOrCreate",
-        "/var/run/cdi": "DirectoryOrCreate",
-    }
-    mounted = {mount["mountPath"] for mount in simulator["containers"][0]["volumeMounts"]}
-    assert set(hosts) <= mounted
-    given = {"--registry=/var/lib/kubelet/plugins_registry", f"--driver=/var/lib/kubelet/plugins/{DRIVER}"}
-    assert given <= set(simulator["containers"][0]["args"])
-    openshift = render({**values, "platform": {"openshift": True}})
-    assert pod(openshift, SIMULATOR)["serviceAccountName"] == pod(openshift, AGENT)["serviceAccountName"]
-    assert ("DaemonSet", "perseus-gpu-sim") not in render()
-
-
-def test_without_agents_none_of_their_objects_is_rendered(render: Render) -> None:
-    values = {"agent": {"enabled": False}, "metrics": {"serviceMonitor": {"enabled": True}}}
-    objects = render(values)
-    assert AGENT not in objects
-    assert ("NetworkPolicy", "perseus-agent") not in objects
-    assert not [key for key in objects if key[0] in ("Service", "ServiceMonitor") and "agent" in key[1]]
 
 
 def test_with_all_toggles_off_only_the_operator_is_rendered(render: Render) -> None:
@@ -580,21 +280,6 @@ def test_network_policies(render: Render) -> None:
     )
 
 
-def test_traces_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
-    assert "otlp-endpoint" not in str(render()["Deployment", "perseus-operator"])
-    closed = render()["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
-    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]
-    otlp = {"endpoint": "http://collector.observability:4317", "to": peers, "headers": {"secret": "token"}}
-    objects = render({"otlp": otlp})
-    [operator] = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["containers"]
-    assert operator_settings(operator["args"], {}).otlp_endpoint == "http://collector.observability:4317"
-    [headers] = operator["env"]
-    assert headers["name"] == "OTEL_EXPORTER_OTLP_HEADERS"
-    assert headers["valueFrom"]["secretKeyRef"] == {"name": "token", "key": "headers"}
-    opened = [rule for rule in objects["NetworkPolicy", "perseus-operator"]["spec"]["egress"] if rule not in closed]
-    assert opened == [{"ports": [{"port": 4317, "protocol": "TCP"}], "to": peers}]
-
-
 def test_generated_certificates_have_one_authority_and_the_right_names(render: Render) -> None:
     from base64 import b64decode
 
@@ -657,98 +342,7 @@ def test_an_issuer_that_signs_for_every_namespace_must_be_accepted(render: Rende
     assert objects["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
 
 
-def test_monitors(render: Render) -> None:
-    assert not {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Service", "ConfigMap"} & kinds(render())
-    scrape = {"enabled": True, "labels": {"release": "prometheus"}, "honorLabels": True, "interval": "5s"}
-    monitor = render({"metrics": {"podMonitor": scrape}})["PodMonitor", "perseus"]
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "5s", "honorLabels": True}
-    objects = render({"metrics": {"serviceMonitor": scrape}})
-    for component, port in (
-        ("operator", keys.DEFAULT_OPERATOR_METRICS_PORT),
-        ("agent", keys.DEFAULT_AGENT_METRICS_PORT),
-    ):
-        service = objects["Service", f"perseus-{component}-metrics"]
-        assert service["spec"]["ports"][0]["port"] == port
-        selector = objects["ServiceMonitor", f"perseus-{component}"]["spec"]["selector"]["matchLabels"]
-        assert selector.items() <= service["metadata"]["labels"].items()
-        key = OPERATOR if component == "operator" else AGENT
-        assert service["spec"]["selector"].items() <= objects[key]["spec"]["template"]["metadata"]["labels"].items()
-
-
-def kept(job: dict[str, Any], pod: dict[str, Any]) -> list[str]:
-    """The names of a pod's ports that the relabelling of a scrape job keeps."""
-    translated = str.maketrans("./-", "___")
-    labels = {f"__meta_kubernetes_pod_label_{k.translate(translated)}": v for k, v in pod["metadata"]["labels"].items()}
-    found = []
-    for port in [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]:
-        known = labels | {"__meta_kubernetes_pod_container_port_name": port}
-        rules = [rule for rule in job["relabel_configs"] if rule.get("action") == "keep"]
-        if all(re.fullmatch(rule["regex"], ";".join(known[name] for name in rule["source_labels"])) for rule in rules):
-            found.append(port)
-    return found
-
-
-@pytest.mark.parametrize("page", ["install.md", "operations.md"], ids=["prometheus", "opentelemetry"])
-def test_the_scrape_job_of_the_documentation_finds_metrics(render: Render, page: str) -> None:
-    text = (CHART.parents[1] / "docs" / page).read_text()
-    [block] = re.findall(r"^```yaml\n((?:- job_name|receivers):.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    read = yaml.safe_load(block)
-    [job] = read if isinstance(read, list) else read["receivers"]["prometheus"]["config"]["scrape_configs"]
-    objects = render()
-    assert job["kubernetes_sd_configs"][0]["namespaces"]["names"] == ["perseus-system"]
-    assert kept(job, objects[AGENT]["spec"]["template"]) == ["metrics"]
-    assert kept(job, objects[OPERATOR]["spec"]["template"]) == ["metrics"]
-
-
-def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path: Path) -> None:
-    chart = tmp_path / "perseus"
-    shutil.copytree(CHART, chart)
-    for folder in ("rules", "dashboards"):
-        shutil.rmtree(chart / "files" / folder, ignore_errors=True)
-    values = {
-        "metrics": {
-            "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
-            "dashboards": {"enabled": True, "annotations": {"folder": "Energy"}},
-        }
-    }
-    assert not {"PrometheusRule", "ConfigMap"} & kinds(render(values, chart=chart)), "no such files are no error"
-
-    alert = {"alert": "Locked", "expr": "up == 0", "annotations": {"summary": "{{ $labels.node }} is locked"}}
-    groups = {"groups": [{"name": "perseus", "rules": [alert]}]}
-    (chart / "files" / "rules").mkdir(exist_ok=True)
-    (chart / "files" / "rules" / "alerts.yaml").write_text("# a comment\n" + yaml.safe_dump(groups))
-    (chart / "files" / "dashboards").mkdir(exist_ok=True)
-    board = {"title": "Fleet", "panels": [{"legendFormat": "{{node}}"}]}
-    (chart / "files" / "dashboards" / "fleet.json").write_text(json.dumps(board, indent=2))
-    objects = render(values, chart=chart)
-    rule = objects["PrometheusRule", "perseus-alerts"]
-    assert rule["spec"] == groups
-    assert rule["metadata"]["labels"]["release"] == "prometheus"
-    shown = objects["ConfigMap", "perseus-dashboard-fleet"]
-    assert json.loads(shown["data"]["fleet.json"]) == board
-    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert shown["metadata"]["annotations"] == {"folder": "Energy"}
-
-
-def test_alerts_link_to_the_runbooks_that_are_published_and_to_no_others(render: Render) -> None:
-    def links(**values: str) -> set[str]:
-        rendered = render({"metrics": {"prometheusRule": {"enabled": True, **values}}})
-        groups = rendered["PrometheusRule", "perseus-rules"]["spec"]["groups"]
-        alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-        assert all(alert["annotations"]["description"] for alert in alerts)
-        return {alert["annotations"].get("runbook_url", "") for alert in alerts}
-
-    assert links() == {""}
-    site = "https://docs.example.com/perseus/runbooks/"
-    sections = {heading.lower() for heading in re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)}
-    assert links(runbooks=site) == {f"{site}#{section}" for section in sections}
-
-
 # ------------------------------------------------------------------------------------------------------ platforms
-
-
 def test_critical_pods_have_the_quota_that_gke_asks_for(render: Render) -> None:
     together = render()
     quota = together["ResourceQuota", "perseus-critical-pods"]["spec"]
@@ -837,24 +431,3 @@ def test_the_catalogue_lists_every_definition(render: Render) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     listed = {crd["name"] for crd in yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])}
     assert listed == {name for kind, name in render() if kind == "CustomResourceDefinition"}
-
-
-def test_what_reads_metrics_pages_has_no_right_and_no_directory_of_the_node(render: Render) -> None:
-    def names(spec: Any) -> list[str]:
-        return [each["name"] for each in (*spec["initContainers"], *spec["containers"])]
-
-    assert "reader" not in names(pod(render(), AGENT)), "it is off unless somebody wants it"
-    agent = pod(render({"agent": {"reader": {"enabled": True}}}), AGENT)
-    [reader] = [each for each in agent["initContainers"] if each["name"] == "reader"]
-    [main] = agent["containers"]
-    assert reader["restartPolicy"] == "Always"
-    assert reader["securityContext"]["runAsNonRoot"]
-    assert reader["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not reader.get("env"), "no GPU is asked for"
-    assert [mount["name"] for mount in reader["volumeMounts"]] == ["reader"]
-    settings = agent_settings(main["args"], environment(main))
-    [path] = [word.partition("=")[2] for word in reader["command"] if word.startswith("--socket=")]
-    assert settings.reader_socket == path
-    assert str(Path(path).parent) == reader["volumeMounts"][0]["mountPath"]
-    [private] = [volume for volume in agent["volumes"] if volume["name"] == "reader"]
-    assert private["emptyDir"]["medium"] == "Memory"

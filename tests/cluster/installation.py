@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
+from outside_gpu import GPUS, Gpu
 from urllib3.exceptions import HTTPError
 
 from local_cluster.cluster import Cluster
@@ -26,7 +27,7 @@ from local_cluster.machine import Machine, processes, running
 from perseus_core import keys
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ShimError
-from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpus, describe, open_shim
+from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpus, describe
 from perseus_sim.profiles import profile_csv
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
@@ -44,8 +45,6 @@ TRAINER_IMAGE = "perseus-trainer:0.1.0"
 UNTIL_GONE = ("--cascade=foreground", "--wait")
 """Flags of ``helm uninstall``. Without them a namespace with terminating pods is deleted much later, because Kubernetes
 checks it again only after half of the pods' grace period."""
-GPUS = "run/perseus-simulated-gpus"
-"""Path of the simulated GPUs below a node's root."""
 FAST_CLOCK = "run/perseus/fast_clock.so"
 """Agents and trainers that start on a node with this library have a wrong clock; see ``faults.set_clock_ahead``."""
 PRELOAD = {"LD_PRELOAD": f"/{FAST_CLOCK}"}
@@ -70,39 +69,6 @@ _METRICS = (
 )
 _LOOK_S = 0.02
 _PLANS_EVERY = 25
-
-
-class Gpu:
-    """One GPU of a node, read from outside the node."""
-
-    def __init__(self, folder: Path, uuid: str, stage: int) -> None:
-        self.uuid, self.stage = uuid, stage
-        self._index = ShimGpus.read(folder).uuids.index(uuid)
-        self._shim = open_shim(folder)
-        self._resets = self._shim.get(self._index, "reset_calls")
-        self.defaults: list[float] = []
-        """Times of every reset to default clocks, by the monotonic clock."""
-
-    @property
-    def locked_mhz(self) -> int:
-        """The clock that is set, in MHz; 0 for default clocks."""
-        return self._shim.get(self._index, "locked_mhz")
-
-    def written(self) -> int:
-        """Return how often its clocks were set or reset."""
-        return self._shim.get(self._index, "lock_calls") + self._shim.get(self._index, "reset_calls")
-
-    def look(self) -> int:
-        """Return the clock that is set now, and record a reset to default clocks since the last look, however short."""
-        resets = self._shim.get(self._index, "reset_calls")
-        if resets > self._resets:
-            self.defaults.append(time.monotonic())
-        self._resets = resets
-        return self.locked_mhz
-
-    def default_after(self, since: float) -> float | None:
-        """Return the seconds from a time to the first reset to default clocks; None if there was none."""
-        return next((time - since for time in self.defaults if time >= since), None)
 
 
 @dataclass

@@ -15,6 +15,7 @@ ROOMS = {
     room: f"perseus_{room}"
     for room in ("core", "runtime", "proto", "solver", "agent", "bench", "client", "operator", "sim")
 }
+MOST_LINES, MOST_TEST_LINES = 400, 500
 
 
 def test_top_folders_are_not_packages() -> None:
@@ -50,6 +51,18 @@ def test_every_room_is_typed_and_every_module_has_a_docstring() -> None:
         and not text_of(module).lstrip().startswith(('"""', 'r"""', "#!"))
     )
     no_offenders([*untyped, *undocumented])
+
+
+def test_no_module_is_too_long_to_be_read_in_one_go() -> None:
+    paths = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = {ROOT / path: len(text_of(ROOT / path).splitlines()) for path in paths.split() if (ROOT / path).exists()}
+    assert len(lines) > 1_000
+    no_offenders(
+        Offence(path, count, f"{count} lines: split it by subject at {most}")
+        for path, count in lines.items()
+        if count > (most := MOST_TEST_LINES if path.is_relative_to(ROOT / "tests") else MOST_LINES)
+        and not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+    )
 
 
 def test_every_room_opens_with_a_page_that_says_where_to_begin() -> None:

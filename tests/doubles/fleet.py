@@ -12,61 +12,28 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-import numpy as np
+from tests.doubles.light_job import LightJob, LightRank, Reports, durations_us, rank_of, report_of
 
 from perseus_agent.clocks.journal import Journal, JournalState
 from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.errors import AgentError, InvalidRequest
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, PodName
 from perseus_agent.servers.grpc_service import ERROR_METADATA, digest_of, status_of
-from perseus_core.units import mj_from_j, us_from_s
 from perseus_proto.planset import InvalidPlanSet, PlanPoint, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
-from perseus_solver.model.problem import Problem
-from perseus_solver.model.simulator import Simulator
 
 TIMER_INTERVAL_S: Final = 0.1
 _MOST_EVENTS: Final = 1_000
 """Kept for a reader that does not read; then the oldest are dropped and counted, as by the real agent."""
 _OPTIONS: Final = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20))
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every pipeline of a job executes, as its profile has measured it."""
-
-    times_us: Mapping[tuple[int, int, int], int]
-    """Of an instruction by stage, kind and clock."""
-    default_us: Mapping[int, tuple[int, ...]]
-    """By stage: of its instructions at default clocks, the highest."""
-    iteration_us: int
-    iteration_mj: int
-    """Of one iteration of one pipeline at default clocks."""
-
-    @classmethod
-    def of(cls, problem: Problem) -> Work:
-        """Everything but the plans'."""
-        simulator, offsets = Simulator(problem), problem.stage_offset.tolist()
-        fastest = np.zeros(problem.instructions, dtype=np.intp)
-        durations_us, run = np.rint(1e6 * simulator.duration_s(fastest)).astype(int), simulator.run(fastest)
-        return cls(
-            times_us={
-                (table.stage, int(table.kind), clock): round(1e6 * time_s)
-                for table in problem.options
-                for clock, time_s in zip(table.frequency_mhz.tolist(), table.time_s.tolist(), strict=True)
-            },
-            default_us={s: tuple(durations_us[offsets[s] : offsets[s + 1]].tolist()) for s in range(problem.stages)},
-            iteration_us=us_from_s(float(run.iteration_time_s)),
-            iteration_mj=mj_from_j(float(run.energy_j)),
-        )
 
 
 class _MemoryJournal(Journal):
@@ -79,19 +46,6 @@ class _MemoryJournal(Journal):
         self._state = state
 
 
-@dataclass(frozen=True)
-class LightRank:
-    """A training process: the rank that it says it is, and the GPU and pod it really has."""
-
-    namespace: str
-    pod: str
-    dp: int
-    stage: int
-    gpu_uuid: str
-    pid: int
-    tp: int = 0
-
-
 @dataclass
 class Faults:
     """Faults that a test injects into one agent; none by default."""
@@ -102,47 +56,6 @@ class Faults:
     """Nothing arrives: calls hang until their deadline, and streams send nothing."""
     rewrite: Callable[[Any], Any] = field(default=lambda message: message)
     """Changes every answer and batch before it is sent, to make the agent report wrong values."""
-
-
-@dataclass
-class LightJob:
-    """A training job whose ranks train in step, iteration by iteration, on some agents.
-
-    An iteration takes the planned time of its slowest pipeline, times that pipeline's slowdown.
-    """
-
-    namespace: str
-    name: str
-    ranks: dict[str, tuple[LightRank, ...]]
-    """By node."""
-    work: Work
-    slowdowns: dict[int, float] = field(default_factory=dict)
-    """By data-parallel rank, of pipelines that are slower than planned."""
-    iteration: int = 0
-    stepped_s: float = 0.0
-    """When the ranks reported the latest iteration (monotonic)."""
-
-    @property
-    def stages(self) -> int:
-        """Of each pipeline."""
-        return len(self.work.default_us)
-
-
-@dataclass(frozen=True)
-class Reports:
-    """What the ranks of a node report of an iteration; other nodes say the same but for who they are.
-
-    Each report is with the place of its rank among those of the node.
-    """
-
-    single: Sequence[tuple[int, Any]]
-    combined: Sequence[tuple[int, Any]]
-    """One for the tensor-parallel ranks of a stage: a node has one pipeline of a job."""
-
-    @classmethod
-    def of(cls, events: Sequence[Any]) -> Reports:
-        """Of single reports."""
-        return cls(list(enumerate(events)), _combined(events))
 
 
 class LightAgent(stubs.AgentServicer):
@@ -227,7 +140,7 @@ class LightAgent(stubs.AgentServicer):
         """Tell the job's readers of an iteration; those that asked for it get one report of each stage's ranks."""
         for reader in self._readers_of(job):
             known = reports.combined if reader.combines else reports.single
-            reader.put([_report_of(ranks[place], event, job.iteration) for place, event in known])
+            reader.put([report_of(ranks[place], event, job.iteration) for place, event in known])
 
     def _readers_of(self, job: LightJob) -> Sequence[_Reader]:
         lease = self.lease_of(job)
@@ -326,7 +239,7 @@ class LightAgent(stubs.AgentServicer):
             for rank, plan in self.plans(job).items():
                 locked = plan.clocks_mhz[0] if plan else 0
                 gpus.append(pb.Gpu(uuid=rank.gpu_uuid, locked_clock_mhz=locked, controllability="CONTROLLABILITY_YES"))
-                ranks.append(_rank(rank, uids.get((rank.namespace, rank.pod), ""), job.iteration))
+                ranks.append(rank_of(rank, uids.get((rank.namespace, rank.pod), ""), job.iteration))
         return pb.NodeDescription(node_name=self.node, gpus=gpus, ranks=ranks)
 
     def _begun(self, lease: JobLease) -> dict[int, int | None]:
@@ -431,7 +344,7 @@ class Fleet:
             agent = self.agents[node]
             lease = agent.lease_of(job)
             uids = {(pod.namespace, pod.name): uid for uid, pod in lease.pods.items()} if lease else {}
-            left = [_rank(rank, uids.get((rank.namespace, rank.pod), ""), job.iteration) for rank in ranks]
+            left = [rank_of(rank, uids.get((rank.namespace, rank.pod), ""), job.iteration) for rank in ranks]
             agent.end(job, [pb.TelemetryEvent(rank_left=rank) for rank in left])
             self._jobs_on[node].remove(job)
         self._jobs.remove(job)
@@ -483,7 +396,7 @@ class Fleet:
                 plan_id=plan.plan_id if plan else "",
                 point=plan.point if plan else 0,
                 planned=plan is not None,
-                durations_us=_durations_us(job.work, rank, plan),
+                durations_us=durations_us(job.work, rank, plan),
             )
         )
 
@@ -507,52 +420,6 @@ class Fleet:
                 if int(now + phase) > int(done + phase):
                     self.step(job)
             done = now
-
-
-def _durations_us(work: Work, rank: LightRank, plan: StagePlan | None) -> Sequence[int]:
-    if plan is None:
-        return work.default_us[rank.stage]
-    kinds = plan.schedule.kinds
-    return [work.times_us[rank.stage, kind, clock] for kind, clock in zip(kinds, plan.clocks_mhz, strict=True)]
-
-
-def _report_of(rank: LightRank, event: Any, iteration: int) -> Any:
-    """A report as this rank makes it."""
-    copy = pb.TelemetryEvent()
-    copy.CopyFrom(event)
-    report = copy.iteration
-    report.data_parallel_rank, report.gpu_uuid, report.iteration = rank.dp, rank.gpu_uuid, iteration
-    return copy
-
-
-def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:
-    return pb.Rank(
-        pod_uid=pod_uid,
-        gpu_uuid=rank.gpu_uuid,
-        data_parallel_rank=rank.dp,
-        stage=rank.stage,
-        tensor_parallel_rank=rank.tp,
-        iteration=iteration,
-        pid=rank.pid,
-    )
-
-
-def _combined(events: Sequence[Any]) -> list[tuple[int, Any]]:
-    """As ``perseus_agent.clocks.stage_reports`` does it, of ranks that are alike in everything but their energy."""
-    stages: dict[int, list[int]] = {}
-    for place, event in enumerate(events):
-        stages.setdefault(event.iteration.stage, []).append(place)
-    combined = []
-    for places in stages.values():
-        ranks = [events[place].iteration for place in places]
-        together = pb.TelemetryEvent()
-        together.CopyFrom(events[places[0]])
-        if len(ranks) > 1:
-            together.iteration.energy_mj = sum(rank.energy_mj for rank in ranks)
-            together.iteration.computing_us = sum(sum(rank.durations_us) for rank in ranks)
-            together.iteration.tensor_parallel_ranks.extend(rank.tensor_parallel_rank for rank in ranks)
-        combined.append((places[0], together))
-    return combined
 
 
 def _server_credentials(tls: Path) -> Any:

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
-from tests.doubles.fleet import Fleet, LightJob, LightRank, Work
+from tests.doubles.fleet import Fleet
+from tests.doubles.light_job import LightJob, LightRank, Work
 from tests.waiting import PATIENCE_S
 
 from perseus_core import keys

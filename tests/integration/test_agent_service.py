@@ -11,24 +11,31 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.doubles.agent_calls import (
+    PLANS,
+    acquire,
+    describe,
+    joined,
+    push,
+    refused,
+    select,
+)
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
 from tests.doubles.recording_trainer import schedule_of
 from tests.waiting import PATIENCE_S
 
 from perseus_agent.clocks.telemetry import MAX_WATCHERS
 from perseus_agent.lifecycle import COMMAND_THREADS
-from perseus_agent.servers.grpc_service import ERROR_METADATA, MAX_SELECTORS
+from perseus_agent.servers.grpc_service import MAX_SELECTORS
 from perseus_proto.hello import Hello, Reason, Refusal, Timing, Welcome, encode_hello, make_schedule, receive_answer
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
-
-PLANS = plan_set_of([[[1200, 900, 1200, 900], [600] * 4]])
 
 
 @pytest.fixture(scope="module")
@@ -46,47 +53,6 @@ def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
             stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
     node.kill_trainers()
     wait_for(node.all_default, "default clocks between tests")
-
-
-def acquire(stub: Any, pods: list[messages.Pod], job: str = JOB, epoch: int | None = None, ttl_ms: int = 60_000) -> Any:
-    request = messages.AcquireLeaseRequest(
-        job_uid=job, job_name=f"ns/{job}", epoch=epoch or time.time_ns(), ttl_ms=ttl_ms, pods=pods
-    )
-    return stub.AcquireLease(request)
-
-
-def select(stub: Any, lease: Any, point: int = 0, plan_id: str = PLANS.plan_id, from_iteration: int = 0) -> Any:
-    return stub.SelectPlan(
-        messages.SelectPlanRequest(
-            job_uid=lease.job_uid,
-            epoch=lease.epoch,
-            plan_id=plan_id,
-            selections=[messages.Selection(data_parallel_rank=0, point=point)],
-            from_iteration=from_iteration,
-        )
-    )
-
-
-def push(
-    stub: Any, lease: Any, plan_set: messages.PlanSet = PLANS, changes: Sequence[messages.ClockChange] = ()
-) -> Any:
-    named = {"job_uid": lease.job_uid, "epoch": lease.epoch}
-    return stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set, changes=changes))
-
-
-def describe(stub: Any) -> messages.NodeDescription:
-    return stub.DescribeNode(messages.DescribeNodeRequest())
-
-
-def joined(stub: Any) -> set[str]:
-    return {rank.gpu_uuid for rank in describe(stub).ranks if rank.gpu_uuid}
-
-
-def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    with pytest.raises(grpc.RpcError) as error:
-        call()
-    trailing = dict(error.value.trailing_metadata())
-    return error.value.code(), trailing.get(ERROR_METADATA, ""), error.value.details()
 
 
 def test_a_new_node_describes_itself(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
+from tests.doubles.plugin_job import Stored, kept_frontier
 
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
@@ -41,7 +42,8 @@ from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans
-from perseus_operator.objects.values import JobRef, Now, Pod
+from perseus_operator.objects.values import JobRef, Now, Pod, StoredObject
+from perseus_operator.plugin import cli
 from perseus_operator.replicas.epochs import Epochs
 from perseus_operator.replicas.shard import SHARDS, LeaseRecord, shard_lease, shard_of
 from perseus_operator.replicas.shards import Replica
@@ -343,3 +345,17 @@ def job() -> Job:
 def make_job() -> type[Job]:
     """To make one with changes to its spec."""
     return Job
+
+
+@pytest.fixture(scope="module")
+def kept() -> StoredObject:
+    return kept_frontier()
+
+
+@pytest.fixture
+def stored(kept: StoredObject, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    """The job that ``kubectl perseus`` reads."""
+    cluster = Stored(kept)
+    monkeypatch.setattr(cli, "KubeReader", lambda *_: cluster)
+    monkeypatch.setenv("COLUMNS", "80")
+    return cluster

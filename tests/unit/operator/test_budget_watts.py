@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.operator.test_power_budgets import Site
+from tests.doubles.budget_site import Site
 
 from perseus_operator.api.budget import BudgetSpec
 from perseus_operator.api.schema import parse_spec

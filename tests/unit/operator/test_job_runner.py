@@ -1,39 +1,24 @@
-"""What keeps a running operator honest: probes that see a stuck loop, logs that machines read, calls that end, writes
-that are few, events that do not repeat, solves that cannot take the node's memory."""
+"""What a job's runner does with news: what is taken over, what is looked at, when, and what is awaited."""
 
 from __future__ import annotations
 
 import asyncio
-import io
-import json
-import logging
 import math
-import sys
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, family_of, operator_of, spec_of
-from tests.waiting import eventually
+from tests.unit.operator.conftest import LIMITS, Job, epochs_of, family_of, spec_of
 
 from perseus_core import keys
-from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.clients.agents.messages import LeaseInfo, NodeInfo
-from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.controller.settings import Settings
-from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
-from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
+from perseus_operator.controller.status_writer import NEVER_S
+from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.families.registry import Kind
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.metrics import Metrics
@@ -42,21 +27,8 @@ from perseus_operator.jobs.services import BACKOFF_S
 from perseus_operator.nodes.actions import Acquire, Renew
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
-from perseus_operator.objects.values import JobRef, Now, Pod
-from perseus_operator.servers.handlers import _configure
-from perseus_operator.servers.metrics_server import MetricsServer
-from perseus_operator.solving import worker
-from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.request import SolveRequest
+from perseus_operator.objects.values import JobRef, Pod
 from perseus_operator.solving.slots import FairSlots
-from perseus_runtime.logs import JsonFormatter
-from perseus_sim.profiles import profile_csv
-
-SETTINGS = Settings(insecure=True)
-REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=0, points=10)
-
-
-# -------------------------------------------------------------------------------------------------------------- news
 
 
 async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may_edit_is() -> None:
@@ -409,197 +381,3 @@ async def test_a_status_write_is_followed_by_a_look_only_if_there_is_more_to_rep
     assert runner._reconcile() > 1.0, "what is due next has its time"
     await asyncio.gather(*runner._tasks)
     assert len(stored) == 1 + meanwhile
-
-
-# --------------------------------------------------------------------------------------------------------- liveness
-
-
-def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STUCK_S", 0.5)
-    monkeypatch.setattr(module, "_HEARTBEAT_S", 0.01)
-    release, done, made = threading.Event(), threading.Event(), threading.Event()
-    held: dict[str, Any] = {}
-
-    async def serve() -> None:
-        operator = operator_of(None)
-        beats = asyncio.create_task(operator._every(module._HEARTBEAT_S, operator._heartbeat))
-        held.update(operator=operator, loop=asyncio.get_running_loop())
-        made.set()
-        while not done.is_set():
-            await asyncio.sleep(0.01)
-        beats.cancel()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert made.wait(60)
-    server = MetricsServer("127.0.0.1:0", Metrics(), healthy=held["operator"].unhealthy, ready=lambda: True)
-
-    def probe() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{server.address}/healthz") as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    try:
-        eventually(lambda: probe() == (200, "ok"))
-        held["loop"].call_soon_threadsafe(release.wait)
-        assert "the event loop has been silent" in eventually(lambda: (told := probe())[0] == 503 and told[1])
-        release.set()
-        eventually(lambda: probe() == (200, "ok"))
-    finally:
-        release.set()
-        done.set()
-        thread.join(60)
-        server.close()
-
-
-# ------------------------------------------------------------------------------------------------------------- logs
-
-
-def test_every_log_line_is_one_json_object_that_names_its_job() -> None:
-    formatter = JsonFormatter(job_field)
-    job = JobRef("training", "gpt3", "uid")
-    try:
-        raise ValueError("two\nlines")
-    except ValueError as error:
-        failure = (type(error), error, error.__traceback__)
-    record = logging.LogRecord(
-        "perseus_operator.controller.job_runner", logging.ERROR, "f", 1, "%s: a\nb %d", (job, 7), failure
-    )
-    text = formatter.format(record)
-    assert "\n" not in text
-    line = json.loads(text)
-    assert line["job"] == "training/gpt3"
-    assert (line["level"], line["message"]) == ("ERROR", "training/gpt3: a\nb 7")
-    assert "ValueError: two\nlines" in line["exception"]
-    assert "job" not in json.loads(formatter.format(logging.LogRecord("x", logging.INFO, "f", 1, "hello", (), None)))
-
-
-# ------------------------------------------------------------------------------------------------------------- kopf
-
-
-def test_no_request_and_no_watch_of_the_framework_waits_for_ever() -> None:
-    settings = kopf.OperatorSettings()
-    _configure(settings, SETTINGS)
-    bounds = (
-        settings.networking.request_timeout,
-        settings.networking.connect_timeout,
-        settings.watching.server_timeout,
-        settings.watching.connect_timeout,
-        settings.watching.inactivity_timeout,
-        settings.process.ultimate_exiting_timeout,
-    )
-    assert all(bound is not None and 0 < bound <= 300 for bound in bounds)
-    assert isinstance(settings.watching.server_timeout, int), "a real API server refuses 300.0"
-    assert not settings.posting.enabled, "its events would repeat ours"
-
-
-# ----------------------------------------------------------------------------------------------------------- writes
-
-
-def test_turns_come_in_order_and_not_more_often_than_allowed() -> None:
-    pace = Pace(10.0)
-    assert pace.turn_s(100.0) == 100.0
-    turns = [pace.turn_s(100.0) for _ in range(500)]
-    assert turns == pytest.approx([100.0 + 0.1 * n for n in range(1, 501)])
-    assert pace.turn_s(1_000.0) == 1_000.0, "what was not used is not saved up"
-    assert pace.turn_s(1_000.0) == pytest.approx(1_000.1)
-
-
-async def settle(desk: Desk) -> None:
-    """Until nothing is to be written."""
-    while await desk.report() == NEVER_S:
-        before = len(desk.written)
-        await desk.report()
-        if len(desk.written) == before:
-            return
-
-
-async def test_an_agent_that_comes_and_goes_is_two_events_and_not_two_hundred() -> None:
-    desk = Desk()
-    desk.job.run()
-    await settle(desk)
-    node, fault = desk.job.nodes[0], Explanation(Reason.AGENT_UNAVAILABLE, "Node node-0: no answer.")
-    desk.written.clear()
-    for _ in range(100):
-        for node.fault in (fault, None):
-            desk.job.now_s += 1
-            await desk.report()
-    assert desk.posted.count("AgentUnavailable") == 1
-    assert desk.posted.count("Leased") == 1
-    assert len(desk.written) >= 200, "the conditions tell every time"
-    desk.job.now_s += SAME_EVENT_S
-    node.fault = fault
-    await desk.report()
-    assert desk.posted.count("AgentUnavailable") == 2
-
-
-async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
-    pace = Pace(0.1)
-    desk = Desk(pace=pace)
-    desk.job.run()
-    await settle(desk)
-    for _ in range(3):
-        pace.turn_s(desk.job.now_s)  # other jobs
-    desk.job.now_s += 6  # longer than the interval of figures
-    desk.job.train(1)
-    desk.written.clear()
-    assert await desk.report() == pytest.approx(30 - 6)
-    assert desk.written == []
-    desk.job.nodes[0].fault = Explanation(Reason.AGENT_UNAVAILABLE, "no answer")
-    await desk.report()
-    assert len(desk.written) == 1
-
-
-async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_does_not_says_so() -> None:
-    desk = Desk()
-    desk.job.run()
-    await settle(desk)
-    for edit, told_in_time in (("MinEnergy", True), ("MaxThroughput", False)):
-        desk.job.now_s += 20
-        desk.job.state.job.generation += 1
-        desk.job.state.spec_accepted(spec_of(objective={"type": edit}))
-        desk.written.clear()
-        plan, now = desk.job.decide(), Now(desk.job.now_s, desk.job.wall_s)
-        assert not plan.applied
-        wait_s = desk.reporter.report(desk.job.state.job, desk.described(plan), now)
-        if told_in_time:
-            assert (wait_s, desk.spawned) == (pytest.approx(1.0), [])
-        else:  # its agents are slow
-            desk.job.now_s += wait_s
-            desk.reporter.report(desk.job.state.job, desk.described(plan), Now(desk.job.now_s, desk.job.wall_s))
-            await desk.spawned.pop()
-            (said,) = desk.written
-            assert ("Ready", "Applying") in {(c["type"], c["reason"]) for c in said["conditions"]}
-            desk.written.clear()
-        desk.job.settle()
-        await desk.report()
-        assert len(desk.written) == 1
-        assert desk.reporter.stored["observedGeneration"] == desk.job.state.job.generation
-        assert desk.reporter.stored["conditions"][-1]["status"] == "True"
-
-
-# ----------------------------------------------------------------------------------------------------------- solves
-
-
-async def test_a_solve_beyond_its_memory_is_refused_by_the_setting_that_bounds_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def greedy(request: SolveRequest) -> bytes:
-        raise MemoryError
-
-    monkeypatch.setattr(worker, "solve_in_process", greedy)
-    monkeypatch.setattr(worker.resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["solving", "700", "solve"])
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(asdict(REQUEST)).encode())))
-    code = worker.main()
-    assert code != 0
-
-    program = tmp_path / "worker"
-    program.write_text(f"#!/bin/sh\ncat > /dev/null\nexit {code}\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(SolveFailed, match="needs more than the 700 MiB that --solve-memory-mib allows"):
-        await SolverPool(workers=1, timeout_s=60, memory_mib=700).solve(REQUEST)

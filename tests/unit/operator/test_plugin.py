@@ -2,140 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.doubles.plugin_job import (
+    CSV,
+    PIPELINES,
+    SPEC,
+    STAGES,
+    TENSOR,
+    Stored,
+    command,
+)
 from tests.doubles.stored_objects import stored_object
 
 from perseus_core import keys
-from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.objects.values import ConfigMap, Json, StoredObject
+from perseus_operator.objects.values import ConfigMap, Json
 from perseus_operator.plugin import cli
-from perseus_operator.plugin.doctor import ADVICE, examine
 from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
-from perseus_operator.solving.frontier import frontier_to_spec, open_frontier
-from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.profiles import profile_csv
-
-STAGES, PIPELINES, TENSOR = 2, 3, 2
-CSV = profile_csv(STAGES, imbalance=1.2)
-REQUEST = SolveRequest(CSV, "1f1b", STAGES, 4, None, 83_640, 20)
-SPEC: Json = {
-    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4}
-    | {"dataParallel": PIPELINES, "tensorParallel": TENSOR},
-    "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83_640},
-    "objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"},
-    "points": 20,
-}
-DIGEST = hashlib.sha256(b"inputs").hexdigest()
-
-
-@pytest.fixture(scope="module")
-def kept() -> StoredObject:
-    solved = open_frontier(solve_in_process(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
-    spec = frontier_to_spec(solved)
-    assert spec is not None
-    return stored_object("gpt3", spec)
-
-
-class Stored:
-    """A cluster of one job; as the plugin reads it."""
-
-    namespace = "team"
-
-    def __init__(self, kept: StoredObject) -> None:
-        frontier = {"digest": DIGEST, "points": 20}
-        said = {"type": "PlanApplied", "status": "True", "reason": "PlanInForce", "message": "Point 1 of 20."}
-        self.body: Json = {
-            "metadata": {"name": "gpt3", "namespace": "team", "resourceVersion": "7"},
-            "spec": SPEC,
-            "status": {
-                "frontier": frontier,
-                "plan": {"point": 1, "fromIteration": 12, "plannedSlowdown": "2.38%"},
-                "predicted": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 2_000_000},
-                "measured": {"iterationTimeMicroseconds": 610_000, "energyMillijoules": 2_100_000, "iterations": 15},
-                "baseline": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 3_000_000, "iterations": 3},
-                "savings": {"energy": "30.00%", "slowdown": "1.67%", "against": "Baseline"},
-                "conditions": [said],
-            },
-        }
-        self.maps = {"profile": ConfigMap("profile", {"profile.csv": CSV}, {})}
-        self.objects = {("perseusfrontiers", "gpt3"): kept}
-        self.rivals = 0
-        """Edits by others, still to come."""
-        self.labels: dict[str, dict[str, str]] = {"team": {}, "other": {}}
-        """Of each namespace."""
-        self.classes: dict[str, Json] = {}
-        """Specs of the EnergyClasses."""
-
-    def job(self, namespace: str, name: str) -> Json:
-        if (namespace, name) != ("team", "gpt3"):
-            raise KubeNotFound(f'perseusjobs.perseus.energy "{name}" not found')
-        return self.body
-
-    def jobs(self, namespace: str | None) -> list[Json]:
-        return [self.body] if namespace in (None, "team") else []
-
-    def namespace_labels(self, name: str) -> dict[str, str]:
-        return self.labels[name]
-
-    def namespaces(self, label: str) -> dict[str, dict[str, str]]:
-        return {name: labels for name, labels in self.labels.items() if label in labels}
-
-    def energy_class(self, name: str) -> Json:
-        if name not in self.classes:
-            raise KubeNotFound(f'energyclasses.perseus.energy "{name}" not found')
-        return {"metadata": {"name": name}, "spec": self.classes[name]}
-
-    def config_map(self, namespace: str, name: str) -> ConfigMap:
-        if name not in self.maps:
-            raise KubeNotFound(f'configmaps "{name}" not found')
-        return self.maps[name]
-
-    def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
-        if (plural, name) not in self.objects:
-            raise KubeNotFound(f'{plural} "{name}" not found')
-        return self.objects[plural, name]
-
-    def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
-        annotations = self.body["metadata"].setdefault("annotations", {})
-        annotations[key] = edit(self.body, annotations.get(key, ""))
-        return str(annotations[key])
-
-
-@pytest.fixture
-def stored(kept: StoredObject, monkeypatch: pytest.MonkeyPatch) -> Stored:
-    found = Stored(kept)
-    monkeypatch.setattr(cli, "KubeReader", lambda *_: found)
-    monkeypatch.setenv("COLUMNS", "80")
-    return found
-
-
-def command(*arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    return cli.run(arguments, out, err), out.getvalue(), err.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------- documents
-
-
 def test_the_frontier_is_that_of_the_whole_job_against_every_clock_at_maximum(stored: Stored) -> None:
     job = load_job(stored, "team", "gpt3")
     document = frontier_document(job)
@@ -209,8 +105,6 @@ def test_measured_is_measured_and_predicted_is_predicted(stored: Stored) -> None
 
 
 # ------------------------------------------------------------------------------------------------ what is missing
-
-
 def test_a_profile_of_its_own_kind_is_read_with_its_calibrations(stored: Stored) -> None:
     stored.body["spec"] = {**SPEC, "profile": {"profileRef": {"name": "measured"}}}
     stored.objects["perseusprofiles", "measured"] = stored_object(
@@ -309,228 +203,6 @@ def test_wrong_arguments_are_two(stored: Stored, arguments: tuple[str, ...], cap
     assert "kubectl perseus" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------ doctor and list
-
-
-def conditions(**said: tuple[str, str]) -> list[Json]:
-    return [
-        {"type": kind, "status": status, "reason": reason, "message": f"{reason} is so."}
-        for kind, (status, reason) in said.items()
-    ]
-
-
-HEALTHY = {
-    "Accepted": ("True", "Accepted"),
-    "ProfileReady": ("True", "ProfileRead"),
-    "FrontierReady": ("True", "Solved"),
-    "AgentsReady": ("True", "Leased"),
-    "PlanApplied": ("True", "PlanInForce"),
-    "BoundKept": ("True", "BoundKept"),
-    "ModelExplains": ("True", "ModelExplains"),
-    "StragglerDetected": ("False", "NoStraggler"),
-}
-
-
-def diagnosed(stored: Stored, **said: tuple[str, str]) -> dict[str, Json]:
-    stored.body["status"]["conditions"] = conditions(**(HEALTHY | said))
-    document = examine(stored.body)
-    return {"verdict": document["verdict"], **{step["condition"]: step for step in document["steps"]}}
-
-
-def test_a_healthy_job_has_good_steps_alone_and_its_savings(stored: Stored) -> None:
-    found = diagnosed(stored)
-    assert {step["finding"] for name, step in found.items() if name != "verdict"} == {"good"}
-    assert found["verdict"] == "It saves 30.00% of the energy and is slower by 1.67%, as measured."
-    del stored.body["status"]["savings"]
-    assert "not measured yet" in diagnosed(stored)["verdict"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "changed", "said"),
-    [
-        ({}, {"baseline": None}, "No iteration of this shape is measured at default clocks: once some have run"),
-        ({}, {"baseline": None, "powerBudget": {"name": "hall-b", "watts": 300}}, "PowerBudget hall-b selects the job"),
-        ({"baselineIterations": 0}, {"baseline": None}, "compared with default clocks at iteration 400"),
-        (
-            {"baselineIterations": 0, "comparison": {"everyIterations": 0}},
-            {"baseline": None},
-            "spec.baselineIterations and spec.comparison.everyIterations are 0",
-        ),
-        ({}, {"measured": None}, "Iterations under the plan are being measured."),
-        ({}, {"measured": {"iterationTimeMicroseconds": 600_000}}, "some GPU has no energy counter"),
-    ],
-)
-def test_the_doctor_knows_why_savings_are_not_measured(stored: Stored, spec: Json, changed: Json, said: str) -> None:
-    status = stored.body["status"]
-    del status["savings"]
-    stored.body["spec"] = SPEC | spec
-    stored.body["status"] = {name: value for name, value in (status | changed).items() if value is not None}
-    verdict = diagnosed(stored)["verdict"]
-    assert verdict.startswith("A plan is in force; what it saves is not measured yet. ")
-    assert said in verdict
-
-
-def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
-    found = diagnosed(
-        stored,
-        ProfileReady=("False", "ProfileInvalid"),
-        FrontierReady=("False", "WaitingForProfile"),
-        PlanApplied=("False", "WaitingForFrontier"),
-    )
-    assert found["verdict"] == "It does not save: ProfileInvalid."
-    assert found["ProfileReady"]["finding"] == "fault"
-    assert found["ProfileReady"]["do"]
-    assert found["AgentsReady"]["finding"] == "good", "what does not depend on it is examined all the same"
-    assert {found[kind]["finding"] for kind in ("FrontierReady", "PlanApplied")} == {"unknown"}
-
-
-def test_a_budget_that_slows_a_job_is_named_with_what_it_costs(stored: Stored) -> None:
-    stored.body["status"]["powerBudget"] = {"name": "hall-b", "watts": 300, "slowdown": "52.07%"}
-    found = diagnosed(stored, PlanApplied=("True", "LimitedByBudget"))
-    assert found["verdict"].endswith("It is slowed by PowerBudget hall-b by 52.07%.")
-    assert found["PlanApplied"]["finding"] == "note"
-    assert "raise the PowerBudget's spec.watts" in found["PlanApplied"]["do"]
-    assert found["BoundKept"]["finding"] == "good", "nothing waits for it"
-    out = command("doctor", "gpt3")[1]
-    assert [line.split()[0] for line in out.splitlines() if line.endswith("Is a plan in force?")] == ["!"]
-    assert "LimitedByBudget is so." in out
-    assert command("list")[1].splitlines()[1].endswith(", slowed by PowerBudget hall-b by 52.07%")
-
-
-def test_a_failed_pod_of_a_class_is_the_fault_of_no_other_step(stored: Stored) -> None:
-    stored.body["spec"] = {name: value for name, value in SPEC.items() if name != "pipeline"}
-    stored.body["metadata"]["labels"] = {keys.LABEL_CLASS: "default"}
-    found = diagnosed(
-        stored,
-        ProfileReady=("Unknown", "NoPods"),
-        FrontierReady=("Unknown", "WaitingForProfile"),
-        AgentsReady=("False", "NoPods"),
-        PlanApplied=("False", "NoPods"),
-    )
-    assert found["verdict"] == "It does not save: NoPods."
-    findings = {kind: step["finding"] for kind, step in found.items() if kind != "verdict"}
-    assert [kind for kind, finding in findings.items() if finding in ("fault", "waiting")] == ["AgentsReady"]
-    assert found["AgentsReady"]["do"].startswith("if a pod failed, read its log")
-    assert "label the pod template" not in str(found), "it opted in by its class"
-
-
-def test_a_step_that_ends_by_itself_is_no_fault(stored: Stored) -> None:
-    found = diagnosed(stored, PlanApplied=("False", "MeasuringBaseline"))
-    assert found["PlanApplied"]["finding"] == "waiting"
-    assert found["verdict"].startswith("It waits")
-
-
-def test_a_job_that_no_operator_has_seen(stored: Stored) -> None:
-    stored.body["status"] = {}
-    assert "No operator has reported" in examine(stored.body)["verdict"]
-    stored.body["metadata"]["generation"] = 3
-    stored.body["status"] = {"observedGeneration": 2, "conditions": conditions(**HEALTHY)}
-    assert "has not seen the latest edit" in examine(stored.body)["verdict"]
-
-
-def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
-    fine = {
-        *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "NoStraggler"),
-        *("StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
-        *("Running", "NotSuspended", "NotFinished", "ClockInForce"),
-        *("SignalsSeen", "ProfileFitted", "TableInForce", "ObjectiveKept"),
-    }
-    events = {
-        "StragglerRecovered",
-        "PlanRetried",
-        "PlanChanged",
-        "BaselineMeasured",
-        "BaselineDiscarded",
-        "ClocksReleased",
-    }
-    assert {reason.value for reason in ADVICE} == {reason.value for reason in Reason} - fine - events
-
-
-def test_the_doctor_says_what_to_do(stored: Stored) -> None:
-    diagnosed(stored, AgentsReady=("False", "NoAgent"))
-    code, out, _ = command("doctor", "gpt3")
-    assert code == 0
-    assert "do: let the agents' DaemonSet run on that node" in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_the_list_adds_up_what_is_measured(stored: Stored) -> None:
-    code, out, _ = command("list", "-o", "json")
-    assert code == 0
-    document = json.loads(out)
-    (job,) = document["jobs"]
-    # 3,000 J in 0.6 s before, 2,100 J in 0.61 s now.
-    assert job["savedWatts"] == document["savedWatts"] == round(3000 / 0.6 - 2100 / 0.61)
-    assert (job["energy"], job["state"]) == ("30.00%", "NotSeen")
-    assert "1,557 W are saved by the 1 job measured so far." in command("list", "-A")[1]
-    del stored.body["status"]["savings"]
-    assert json.loads(command("list", "-o", "json")[1])["measured"] == 0
-    interval = {"energySaved": "10.00%", "energySavedLow": "8.00%", "energySavedHigh": "22.00%"}
-    stored.body["status"]["advised"] = {**interval, "restsOn": "Model"}
-    assert "8.00% to 22.00% (Model)" in command("list", "-A")[1]
-    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
-
-
-ASKS = "namespace other asks for EnergyClass default, which does not exist"
-
-
-def test_a_namespace_whose_class_does_not_exist_learns_it_where_it_looks(stored: Stored) -> None:
-    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
-    first, says, do = command("list", "-n", "other")[1].splitlines()
-    assert first == "there is no PerseusJob in namespace other"
-    assert says == ASKS
-    assert "webhook.enabled" in do
-    code, _, err = command("doctor", "train", "-n", "other")
-    assert code == cli.REFUSED
-    assert err.startswith(f"kubectl perseus: there is no PerseusJob train in namespace other: {ASKS}")
-    everywhere = command("list", "-A")[1]
-    assert "gpt3" in everywhere
-    assert ASKS in everywhere
-    assert json.loads(command("list", "-A", "-o", "json")[1])["classes"][0]["applied"] is False
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"mode": "Force"}, "which is invalid: spec.mode: must be one of"),
-        ({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}, "which is not for namespace other: see its"),
-    ],
-    ids=["invalid", "not for the namespace"],
-)
-def test_the_list_says_why_a_class_is_not_applied_in_the_words_of_the_event(
-    stored: Stored, spec: Json, said: str
-) -> None:
-    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
-    stored.classes["default"] = spec
-    assert f"asks for EnergyClass default, {said}" in command("list", "-n", "other")[1]
-    assert f"asks for EnergyClass default, {said}" in command("list", "-A")[1]
-
-
-def test_of_a_class_that_is_applied_only_a_namespace_without_jobs_hears(stored: Stored) -> None:
-    stored.classes["default"] = {}
-    stored.labels |= {"other": {keys.LABEL_CLASS: "default"}, "team": {keys.LABEL_CLASS: "default"}}
-    assert "a PerseusJob is made when pods of a training workload run" in command("list", "-n", "other")[1]
-    for arguments in (("list",), ("list", "-A")):
-        assert "EnergyClass" not in command(*arguments)[1]
-    stored.labels["other"] = {keys.LABEL_CLASS: "none"}
-    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
-
-
-def test_who_may_read_neither_namespaces_nor_classes_is_answered_all_the_same(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: str) -> Any:
-        raise KubeForbidden('User "eve" cannot get')
-
-    stored.labels["other"] = {keys.LABEL_CLASS: "default"}
-    monkeypatch.setattr(stored, "energy_class", refuse)
-    assert "asks for EnergyClass default, which you may not read" in command("list", "-n", "other")[1]
-    monkeypatch.setattr(stored, "namespace_labels", refuse)
-    monkeypatch.setattr(stored, "namespaces", refuse)
-    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
-    assert command("list", "-A")[0] == 0
-
-
 def test_without_a_command_the_commands_are_listed(stored: Stored, capsys: Any) -> None:
     with pytest.raises(SystemExit) as left:
         command()
@@ -540,8 +212,6 @@ def test_without_a_command_the_commands_are_listed(stored: Stored, capsys: Any) 
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers
-
-
 def annotation(stored: Stored) -> str:
     return str(stored.body["metadata"].get("annotations", {}).get(keys.ANNOTATION_STRAGGLER, ""))
 
@@ -603,8 +273,6 @@ def test_concurrent_edits_are_not_lost(monkeypatch: pytest.MonkeyPatch, stored: 
 
 
 # --------------------------------------------------------------------------------------------------- how it looks
-
-
 def test_the_three_formats_hold_the_same_figures(stored: Stored) -> None:
     for name in ("frontier", "plan", "explain"):
         as_json = json.loads(command(name, "gpt3", "-o", "json")[1])
@@ -665,139 +333,3 @@ def test_a_frontier_of_one_point_can_be_drawn() -> None:
 
 def test_the_spec_of_these_tests_is_one() -> None:
     assert parse_spec(JobSpec, SPEC).pipeline.data_parallel == PIPELINES
-
-
-# -------------------------------------------------------------------------------------------------------- how it starts
-
-
-def test_it_starts_without_what_only_the_operator_needs() -> None:
-    """Each of them takes a good part of a second to import, several on a busy machine."""
-    heavy = {"aiohttp", "kubernetes.aio", "kopf", "ortools", "grpc", "matplotlib", "prometheus_client"}
-    code = f"import sys, perseus_operator.plugin.cli; print(sorted({heavy!r} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
-def test_it_reads_objects_without_the_models_of_every_kind(tmp_path: Path) -> None:
-    kept = {
-        "metadata": {"name": "profile", "uid": "u"},
-        "data": {"a": "b"},
-        "binaryData": {"c": "AAE="},
-    }
-    team = {"metadata": {"name": "team", "labels": {keys.LABEL_CLASS: "frugal"}}}
-    answers = {
-        "/api/v1/namespaces/team/configmaps/profile": kept,
-        "/api/v1/namespaces/team": team,
-        "/api/v1/namespaces?labelSelector=perseus.energy/class": {"items": [team]},
-        "/apis/perseus.energy/v1alpha1/energyclasses/frugal": {"spec": {}},
-    }
-
-    class Api(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = answers.get(self.path)
-            answer = json.dumps(found or {"message": f"no {self.path}"}).encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    code = """
-import sys
-from perseus_operator.errors import KubeNotFound
-from perseus_operator.plugin.kube_client import KubeReader
-cluster = KubeReader(sys.argv[1], None)
-print(cluster.config_map("team", "profile"))
-try:
-    cluster.config_map("team", "another")
-except KubeNotFound as error:
-    print(error)
-print(cluster.namespace_labels("team"), cluster.namespaces("perseus.energy/class"))
-print(cluster.energy_class("frugal"))
-print("kubernetes.client.models.v1_pod" in sys.modules)
-"""
-    with HTTPServer(("127.0.0.1", 0), Api) as server:
-        threading.Thread(target=server.serve_forever).start()
-        cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
-        context = {"cluster": "c", "user": "u"}
-        kubeconfig = {
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": context}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-        command = [sys.executable, "-c", code, str(tmp_path / "kubeconfig")]
-        try:
-            found = subprocess.run(command, capture_output=True, text=True, check=False)
-        finally:
-            server.shutdown()
-    assert found.stderr == ""
-    assert found.stdout.splitlines() == [
-        str(ConfigMap("profile", {"a": "b"}, {"c": b"\0\1"}, "u")),
-        "no /api/v1/namespaces/team/configmaps/another",
-        "{'perseus.energy/class': 'frugal'} {'team': {'perseus.energy/class': 'frugal'}}",
-        "{'spec': {}}",
-        "False",
-    ]
-
-
-def test_a_kubeconfig_without_an_address_is_one_line(tmp_path: Path) -> None:
-    """Found beside robusta-dev/krr issue 170: the client of Kubernetes raised ValueError."""
-    file = tmp_path / "kubeconfig"
-    file.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": "http://[::1:1"}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
-    err = io.StringIO()
-    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
-    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: server: ")
-    assert len(err.getvalue().splitlines()) == 1
-
-
-CONFIG = """
-apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
-contexts: [{name: x, context: {cluster: c, user: u}}]
-current-context: x
-users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: %s, env: null}}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{ this is: [no yaml", "it is no YAML: while parsing"),
-        ("- a\n- b\n", "it is none: "),
-        ("hello\n", "it is none: "),
-        ("", "is empty"),
-        (CONFIG % "no-such-plugin", "No such file or directory: 'no-such-plugin'"),
-        (CONFIG % "'true'", "exec: failed to decode process output"),
-        ("contexts: null\nusers: null\nclusters: null\n", "Invalid kube-config file"),
-    ],
-)
-def test_what_is_no_kubeconfig_is_one_line(text: str, message: str, tmp_path: Path) -> None:
-    """Source: kubernetes-client/python issues 236, 637 and 2219, powerfulseal/powerfulseal issue 283, and
-    ansible-collections/community.kubernetes pull request 119.
-    """
-    file = tmp_path / "kubeconfig"
-    file.write_text(text)
-    err = io.StringIO()
-    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
-    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: ")
-    assert message in err.getvalue()
-    assert len(err.getvalue().splitlines()) == 1
-    assert cli.run(["list", "--kubeconfig", str(tmp_path)], io.StringIO(), err) == cli.UNREACHABLE
-    assert "Is a directory" in err.getvalue()

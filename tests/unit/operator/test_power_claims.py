@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.doubles.budget_site import GRACE_S, Site, condition
 from tests.unit.operator.conftest import member_of
-from tests.unit.operator.test_power_budgets import GRACE_S, Site, condition
 
 from perseus_core.grain import Grain
 from perseus_operator.api.budget import BudgetSpec

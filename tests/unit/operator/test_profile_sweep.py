@@ -4,137 +4,49 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.profile_sweep import (
+    A100,
+    CLOCKS,
+    FORWARD_US,
+    PIPELINES,
+    RECIPE,
+    SCHEDULE,
+    SHAPE,
+    STAGES,
+    WEIGHTS,
+    Job,
+    feed,
+    fresh,
+    measured,
+    power_w,
+    run,
+    slowdown,
+)
 
 from perseus_core.gpus import BACKWARD_RATIO
 from perseus_core.instruction import InstructionKind
-from perseus_operator.families.training.features.profile.drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.families.training.features.profile.reading import Reading, StageReading
 from perseus_operator.families.training.features.profile.sweep import (
-    MOST_FINER,
     QUIET_US,
-    RISES,
-    Recipe,
     Sweep,
     blocking_power,
-    choose_clocks,
-    common_clocks,
     csv_of,
-    finer_clocks,
     from_json,
     to_json,
 )
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Report
-from perseus_sim.gpus.model import MODELS
-from perseus_sim.profiles import stage_weights
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
-
-A100 = MODELS["a100"]
-slowdown, power_w = cache(A100.slowdown), cache(A100.power_w)
-STAGES, PIPELINES = 2, 2
-SCHEDULE = build_schedule("1f1b", stages=STAGES, microbatches=3)
-SHAPE = JobShape(PIPELINES, STAGES, 1)
-RECIPE = Recipe(iterations=2, most_slowdown=1.0, most_us=10**12)
-CLOCKS = choose_clocks(common_clocks([A100.clocks_mhz]), 12)
-FORWARD_US = 40_000
-WEIGHTS = stage_weights(STAGES, 1.2)
-
-
-@dataclass
-class Job:
-    """Ranks that run at whatever clock the sweep asks for, on the simulator's GPU; reports as agents make them."""
-
-    noise: float = 0.0
-    seed: int = 1
-    iteration: int = 0
-    _random: random.Random = field(default_factory=random.Random)
-    _energies: dict[tuple[int, int], tuple[int, int, list[float]]] = field(default_factory=dict)
-
-    def restart(self) -> None:
-        """New processes: they count from zero, and so do their agents' means."""
-        self.iteration = 0
-        self._energies.clear()
-
-    def step(self, sweep: Sweep, ranks: Sequence[tuple[int, int]] | None = None) -> list[Report]:
-        """One iteration; the first at a clock begins at the clock before, as after a late selection."""
-        clock, point = sweep.clocks_mhz[sweep.point], sweep.point
-        reports = []
-        for pipeline, stage in ranks or [(p, s) for p in range(PIPELINES) for s in range(STAGES)]:
-            kinds = [kind for kind, _, _ in SCHEDULE.of_stage(stage)]
-            times = [self._time_us(kind, stage, clock) for kind in kinds]
-            energies = [1e-3 * t * power_w(clock) for t in times]
-            total_us = round(1.5 * sum(self._time_us(kind, 1, clock) for kind in kinds))
-            waiting_mj = (total_us - sum(times)) * A100.blocking_power_w / 1e3
-            n, at, sums = self._energies.get((pipeline, stage), (0, -1, []))
-            if at != point:
-                n, sums = 0, [0.0] * len(kinds)
-            n, sums = n + 1, [a + b for a, b in zip(sums, energies, strict=True)]
-            self._energies[pipeline, stage] = n, point, sums
-            reports.append(
-                Report(
-                    pipeline,
-                    stage,
-                    0,
-                    self.iteration,
-                    total_us,
-                    total_us,
-                    round(sum(energies) + waiting_mj),
-                    point,
-                    [round(t) for t in times],
-                    [round(e / n) for e in sums],
-                    n,
-                )
-            )
-        self.iteration += 1
-        return reports
-
-    def _time_us(self, kind: str, stage: int, clock: int) -> float:
-        ratio = 1.0 if kind == "forward" else BACKWARD_RATIO
-        spread = 1 + self.noise * self._random.uniform(-1, 1)
-        return FORWARD_US * WEIGHTS[stage] * ratio * slowdown(clock) * spread
-
-
-def fresh(recipe: Recipe = RECIPE) -> Sweep:
-    return Sweep(CLOCKS, "1f1b/2/3", recipe)
-
-
-def feed(meter: ProfileAggregator, sweep: Sweep, reports: Sequence[Report]) -> Sweep:
-    """As the profiler does."""
-    for report in reports:
-        if sweep.finished:
-            return sweep
-        meter.begin(sweep.point, sweep.measured)
-        reading = meter.observe(report, sweep.clocks_mhz[sweep.point])
-        sweep = replace(sweep, spent_us=round(meter.spent_us))
-        sweep = sweep.add(reading) if reading else sweep
-    return sweep
-
-
-def run(job: Job, sweep: Sweep) -> Sweep:
-    meter = ProfileAggregator(SCHEDULE, SHAPE, sweep.recipe.iterations)
-    for _ in range(1000):
-        if sweep.finished:
-            return sweep
-        sweep = feed(meter, sweep, job.step(sweep))
-    raise AssertionError(f"it does not end: {meter.rejection}")
-
-
-@cache
-def measured() -> Sweep:
-    """Without noise, and without anything going wrong."""
-    return run(Job(), fresh())
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +56,6 @@ def calm() -> str:
 
 
 # ------------------------------------------------------------------------------------------------ what it comes to
-
-
 def test_times_and_energies_are_those_of_the_gpus(calm: str) -> None:
     profile = read_profile(calm, stages=STAGES)
     for (stage, kind, _), table in profile.tables.items():
@@ -275,8 +185,6 @@ def test_chunks_are_measured_apart() -> None:
 
 
 # --------------------------------------------------------------------------------------------- whatever happens
-
-
 def interleavings(reports: list[list[Report]], rng: random.Random) -> list[Report]:
     """Any order in which every rank's own reports keep theirs."""
     streams: dict[tuple[int, int], Iterator[Report]] = {}
@@ -411,142 +319,3 @@ def test_a_slow_pipeline_of_several_does_not_count() -> None:
             reading = meter.observe(told, CLOCKS[0]) or reading
     assert reading is not None
     assert reading.stages[0].means["forward", 0].time_us == pytest.approx(FORWARD_US, rel=1e-4)
-
-
-# ------------------------------------------------------------------------------------------------- when it ends
-
-
-def reading(clock: int, time_us: float, energy_mj: float) -> Reading:
-    return Reading(clock, time_us, (StageReading(time_us, energy_mj, {}),))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
-def test_it_ends_when_energy_has_risen_five_times_in_a_row_and_not_before(energies: list[float]) -> None:
-    clocks = tuple(range(1000, 1000 - len(energies) - 3, -1))
-    sweep = Sweep(clocks, "s", replace(RECIPE, most_slowdown=9.0))
-    for clock, energy in zip(clocks, energies, strict=False):
-        sweep = sweep.add(reading(clock, 1e6, energy))
-    rises = [later > earlier for earlier, later in pairwise(energies)]
-    risen = len(rises) >= RISES and all(rises[-RISES:])
-    assert bool(sweep.finished) == risen
-
-
-@given(st.floats(0.0, 3.0), st.integers(0, 2**32))
-def test_no_iteration_is_slowed_beyond_the_bound(bound: float, seed: int) -> None:
-    """Whatever part of the work depends on the clock."""
-    rng = random.Random(seed)
-    sweep = Sweep(CLOCKS, "s", replace(RECIPE, most_slowdown=bound))
-    share, base_us = rng.random(), 1e6
-    while not sweep.finished:
-        clock = sweep.clocks_mhz[sweep.point]
-        time_us = base_us * (1 - share + share * CLOCKS[0] / clock)
-        assert time_us <= base_us * (1 + bound) * (1 + 1e-9)
-        sweep = sweep.add(reading(clock, time_us, 1e6 - len(sweep.readings)))
-    assert sweep.point == 0, "back at the highest clock"
-
-
-def test_time_bounds_it_and_too_little_is_said_to_be() -> None:
-    job, recipe = Job(), replace(RECIPE, most_us=4_000_000)
-    sweep = run(job, fresh(recipe))
-    assert "4 s of training" in sweep.finished
-    assert 0 < len(sweep.readings) < 6
-    assert run(Job(), fresh(replace(RECIPE, most_us=1))).failed
-    assert not measured().failed
-
-
-def test_time_passes_though_nothing_can_be_measured() -> None:
-    job, sweep = Job(), fresh(replace(RECIPE, most_us=2_000_000))
-    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
-    for _ in range(100):
-        sweep = feed(meter, sweep, [replace(r, durations_us=()) for r in job.step(sweep)])
-    assert sweep.failed
-
-
-@given(st.lists(st.sets(st.integers(210, 2000), min_size=1), min_size=1, max_size=4), st.integers(2, 30))
-def test_clocks_are_common_to_all_gpus_descend_and_hold_the_highest(sets: list[set[int]], most: int) -> None:
-    chosen = choose_clocks(common_clocks(sets), most)
-    common = set.intersection(*sets)
-    assert set(chosen) <= common
-    assert list(chosen) == sorted(chosen, reverse=True)
-    assert len(chosen) == min(most, len(common)) or len(chosen) <= most
-    if common:
-        assert chosen[0] == max(common)
-    assert choose_clocks(common_clocks([]), most) == ()
-
-
-@given(st.sets(st.integers(210, 2000), min_size=3), st.integers(2, 30), st.data())
-def test_finer_clocks_lie_between_the_best_one_and_its_neighbours(
-    clocks: set[int], most: int, data: st.DataObject
-) -> None:
-    common = common_clocks([clocks])
-    measured = choose_clocks(common, most)
-    best = data.draw(st.sampled_from(measured))
-    finer = finer_clocks(common, measured, best)
-    assert len(finer) <= MOST_FINER
-    assert not set(finer) & set(measured)
-    place = measured.index(best)
-    around = set(measured[max(place - 1, 0) : place + 2])
-    assert all(min(around) < clock < max(around) for clock in finer)
-    between = {clock for clock in common if min(around) < clock < max(around)} - set(measured)
-    assert bool(finer) == bool(between)
-
-
-def test_a_refined_sweep_measures_on_where_it_was_and_survives_a_restart() -> None:
-    coarse = measured()
-    finer = finer_clocks(common_clocks([A100.clocks_mhz]), [r.clock_mhz for r in coarse.readings], CLOCKS[2])
-    refined = coarse.refined(finer)
-    assert not refined.finished
-    assert refined.clocks_mhz[refined.point] == finer[0]
-    assert refined.digest != coarse.digest
-    assert refined.fits(fresh())
-    assert from_json(to_json(refined)) == refined
-    whole = run(Job(), refined)
-    assert [reading.clock_mhz for reading in whole.readings] == list(refined.clocks_mhz)
-    assert whole.finished == "all clocks are measured"
-    for table in read_profile(csv_of(whole), stages=STAGES).tables.values():
-        assert set(finer) < set(table.frequency_mhz.tolist())
-
-
-def test_what_is_kept_of_another_release_or_damaged_is_measured_again() -> None:
-    text = to_json(measured())
-    assert from_json(text) is not None
-    for damaged in (
-        text[:-5],
-        text.replace('"format":1', '"format":2'),
-        "{}",
-        "[]",
-        "null",
-        text.replace("1410", "1409", 1),
-    ):
-        assert from_json(damaged) is None
-
-
-# -------------------------------------------------------------------------------------------------------- drift
-
-
-def test_drift_counts_after_many_iterations_in_all_pipelines_alike() -> None:
-    drift = Drift()
-    for _ in range(DRIFT_ITERATIONS - 1):
-        drift = drift.observe({0: (1.0, 1.2), 1: (1.01, 1.15)})
-    assert not drift.persistent
-    between = drift.observe({0: (1.0, 1.07), 1: (1.0, 1.07)})
-    assert between.iterations == drift.iterations, "between the thresholds what was said last holds"
-    assert drift.observe({0: (1.0, 1.2), 1: (1.0, 1.0)}).iterations == 0, "one pipeline is a straggler"
-    assert drift.observe({0: (1.0, 1.2), 1: (1.0, 0.8)}).iterations == 0, "they do not agree"
-    assert drift.observe({}) == drift, "nothing was told"
-    told = drift.observe({0: (1.0, 1.2), 1: (1.01, 1.15)})
-    assert told.persistent
-    assert (told.stage, told.pace) == (1, 1.15)
-    faster = Drift()
-    for _ in range(DRIFT_ITERATIONS):
-        faster = faster.observe({0: (0.7, 1.0)})
-    assert faster.persistent, "a profile that is too slow wastes as much"
-
-
-def test_drift_rests_after_a_remeasurement() -> None:
-    drift = Drift(rest=10)
-    for _ in range(10 + DRIFT_ITERATIONS - 1):
-        drift = drift.observe({0: (1.5,)})
-    assert not drift.persistent
-    assert drift.observe({0: (1.5,)}).persistent
