@@ -11,6 +11,11 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from perseus_core import keys
+from perseus_operator.api.energy_class import ClassSpec, pool_of_class
+from perseus_operator.api.job import Mode
+from perseus_operator.api.schema import parse_spec
+from perseus_operator.api.serving.spec import PoolSpec, Server
+from perseus_operator.api.workload import ServerKind
 from perseus_operator.controller.settings import parse_settings
 from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
 
@@ -162,6 +167,29 @@ def test_the_operator_serves_what_the_api_server_calls(render: Render) -> None:
         assert "subPath" not in mount, "a subPath does not get renewed certificates"
     ingress = objects["NetworkPolicy", "perseus-operator"]["spec"]["ingress"]
     assert {"ports": [{"port": "webhook", "protocol": "TCP"}]} in ingress
+
+
+SERVING = {"mode": "Enforce", "objective": {"timePerOutputToken": {"limit": "50ms"}}}
+
+
+@pytest.mark.parametrize(
+    ("serving", "mode", "sets_clocks"),
+    [({}, Mode.CANARY, False), (SERVING, Mode.ENFORCE, True), (None, None, False)],
+    ids=["as it is", "with limits", "left out"],
+)
+def test_the_class_of_the_chart_serves_and_sets_no_clock_without_limits(
+    render: Render, serving: Any, mode: Mode | None, sets_clocks: bool
+) -> None:
+    values = {"webhook": {"enabled": True}, "energyClass": {"spec": {"serving": serving}}}
+    spec = parse_spec(ClassSpec, render(values)["EnergyClass", "default"]["spec"])
+    assert spec.mode is Mode.CANARY, "of training, whatever holds for servers"
+    if mode is None:
+        assert spec.serving is None
+        return
+    assert spec.serving is not None
+    server = Server(api_version="apps/v1", kind=ServerKind.DEPLOYMENT, name="llama")
+    pool = parse_spec(PoolSpec, pool_of_class(spec.serving, server, spec.priority))
+    assert (pool.mode, pool.sets_clocks) == (mode, sets_clocks)
 
 
 def test_a_generated_certificate_is_for_the_service(render: Render) -> None:
