@@ -75,6 +75,12 @@ class Stored:
     def jobs(self, namespace: str | None) -> list[Json]:
         return [self.body] if namespace in (None, "team") else []
 
+    def pool(self, namespace: str, name: str) -> Json:
+        raise KubeNotFound(f'servingpools.perseus.energy "{name}" not found')
+
+    def pools(self, namespace: str | None) -> list[Json]:
+        return []
+
     def namespace_labels(self, name: str) -> dict[str, str]:
         return self.labels[name]
 

@@ -7,9 +7,9 @@ arguments; 3 the cluster cannot be reached.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,6 @@ from typing import Any, Final, TextIO
 import yaml
 
 from perseus_core import keys
-from perseus_operator.api.job import JobSpec, StragglerMode
-from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import (
     CannotAnswer,
     InvalidSpec,
@@ -29,28 +27,26 @@ from perseus_operator.errors import (
     KubeNotFound,
     KubeUnavailable,
 )
-from perseus_operator.families.training.features.stragglers.annotation import (
-    Declaration,
-    declare,
-    duration_of_iterations_s,
-    parse_annotation,
-)
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report
-from perseus_operator.plugin.job import NO_DEFINITION, load_job, read_job
+from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
+from perseus_operator.plugin.named import NO_DEFINITION, exists, read_named
+from perseus_operator.plugin.pool_doctor import examine_pool, surroundings_of
+from perseus_operator.plugin.pool_tables import everything_text, pool_explanation_text, pool_listing_text
 from perseus_operator.plugin.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
+from perseus_operator.plugin.serving import pool_explanation, pool_listing
+from perseus_operator.plugin.stragglers import DELAY, clear_straggler, declare_straggler
 from perseus_operator.plugin.tables import (
     Terminal,
     diagnosis_text,
     energy_report_text,
     explanation_text,
     frontier_text,
-    listing_text,
     plan_text,
 )
 from perseus_runtime.addresses import parse_url
@@ -59,7 +55,6 @@ from perseus_runtime.direct import bypass_proxies
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 _PROGRAM: Final = "kubectl perseus"
-_DELAY = re.compile(r"(?P<number>\d{1,7}(?:\.\d{1,6})?)(?P<unit>s|it)")
 
 
 def main() -> None:
@@ -119,13 +114,57 @@ def _plan(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) ->
 
 
 def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    kind, found = read_named(kube, namespace, options.job)
+    if kind == keys.POOL_KIND:
+        return _explain_pool(found, terminal)
     document = explanation(load_job(kube, namespace, options.job))
     return document, explanation_text(document, terminal)
 
 
+def _explain_pool(pool: Json, terminal: Terminal) -> Answer:
+    document = pool_explanation(pool)
+    return document, pool_explanation_text(document, terminal)
+
+
 def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    document = examine(read_job(kube, namespace, options.job))
+    kind, found = read_named(kube, namespace, options.job)
+    if kind == keys.POOL_KIND:
+        document = examine_pool(found, surroundings_of(kube, found))
+    else:
+        document, name = examine(found), found["metadata"]["name"]
+        if exists(kube, keys.POOL_KIND, namespace, name):
+            document["note"] = f"a ServingPool has this name, too: kubectl perseus doctor sp/{name} is about it"
     return document, diagnosis_text(document, terminal)
+
+
+def _serving(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    if options.pool and options.all_namespaces:
+        raise CannotAnswer("-A, --all-namespaces: not with the name of a pool, which has one namespace")
+    if options.pool:
+        return _explain_pool(read_named(kube, namespace, options.pool, (keys.POOL_KIND,))[1], terminal)
+    everywhere = None if options.all_namespaces else namespace
+    pools = _pools(kube, everywhere)
+    document = pool_listing(pools, _classes(kube, everywhere, found_any=bool(pools)))
+    return document, pool_listing_text(document, _place(everywhere))
+
+
+def _pools(kube: KubeReader, everywhere: str | None) -> list[Json]:
+    try:
+        return kube.pools(everywhere)
+    except KubeForbidden as error:
+        raise CannotAnswer(f"access denied: {error}") from error
+    except KubeNotFound as error:
+        raise CannotAnswer(NO_DEFINITION.replace(keys.KIND, keys.POOL_KIND)) from error
+
+
+def _classes(kube: KubeReader, everywhere: str | None, *, found_any: bool) -> list[Json]:
+    """What is to be said of namespaces that ask for a class; of one that is applied only where nothing was found."""
+    classes = list(refused_namespaces(kube)) if everywhere is None else [class_of_namespace(kube, everywhere)]
+    return [found for found in classes if found and not (found["applied"] and found_any)]
+
+
+def _place(everywhere: str | None) -> str:
+    return "any namespace" if everywhere is None else f"namespace {everywhere}"
 
 
 def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
@@ -146,81 +185,12 @@ def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer
         raise CannotAnswer(f"access denied: {error}") from error
     except KubeNotFound as error:
         raise CannotAnswer(NO_DEFINITION) from error
-    classes = list(refused_namespaces(kube)) if everywhere is None else [class_of_namespace(kube, namespace)]
-    document = listing(jobs, [found for found in classes if found and not (found["applied"] and jobs)])
-    return document, listing_text(document, "any namespace" if everywhere is None else f"namespace {namespace}")
-
-
-def _set(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
-    messages: list[str] = []
-
-    def edit(job: Json, before: str) -> str:
-        entry = Declaration(_straggler_id(job, options), _delay_s(job, options.delay), options.slowdown)
-        spec = parse_spec(JobSpec, job.get("spec"))
-        when = f" in {entry.delay_s:g} s" if entry.delay_s else ""
-        messages[:] = [f"{_named(options)} of {namespace}/{options.job} takes {entry.slowdown:g} times as long{when}"]
-        if entry.slowdown == 1.0:
-            messages[:] = [f"{_named(options)} of {namespace}/{options.job} is back to normal"]
-        if spec.straggler.mode is StragglerMode.IGNORE:
-            messages.append("spec.straggler.mode is Ignore: the operator ignores it until the mode is changed")
-        return declare(before, entry)
-
-    return _edit(kube, namespace, options, edit, messages)
-
-
-def _clear(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
-    messages: list[str] = []
-
-    def edit(job: Json, before: str) -> str:
-        if options.pipeline is None and options.gpu is None:
-            messages[:] = [f"no pipeline of {namespace}/{options.job} is declared slow any more"]
-            return ""  # also if the present annotation is invalid
-        straggler_id = _straggler_id(job, options)
-        known = any(entry.id == straggler_id for entry in parse_annotation(before))
-        outcome = "is back to normal" if known else "was not declared slow"
-        messages[:] = [f"{_named(options)} of {namespace}/{options.job} {outcome}"]
-        return declare(before, Declaration(straggler_id, 0.0, 1.0))
-
-    return _edit(kube, namespace, options, edit, messages)
-
-
-def _edit(kube: KubeReader, namespace: str, options: Any, edit: Any, messages: list[str]) -> Answer:
-    read_job(kube, namespace, options.job)
-    written = kube.edit_annotation(namespace, options.job, keys.ANNOTATION_STRAGGLER, edit)
-    document = {
-        "job": f"{namespace}/{options.job}",
-        "annotation": written,
-        "stragglers": [
-            {"id": entry.id, "delaySeconds": entry.delay_s, "slowdown": entry.slowdown}
-            for entry in parse_annotation(written)
-        ],
-    }
-    return document, "\n".join(messages)
-
-
-def _straggler_id(job: Json, options: Any) -> str:
-    """Return the id of the annotation's entry: a data-parallel rank or a GPU UUID."""
-    if options.gpu is not None:
-        return str(options.gpu)
-    pipelines = int(job.get("spec", {}).get("pipeline", {}).get("dataParallel", 1))
-    if not 0 <= options.pipeline < pipelines:
-        raise CannotAnswer(f"--pipeline: the job has data-parallel ranks 0 to {pipelines - 1}, not {options.pipeline}")
-    return str(options.pipeline)
-
-
-def _named(options: Any) -> str:
-    return f"pipeline {options.pipeline}" if options.gpu is None else f"the pipeline of {options.gpu}"
-
-
-def _delay_s(job: Json, text: str) -> float:
-    """Return a delay in seconds: ``30s`` as given, ``20it`` from the measured or predicted iteration time."""
-    match = _DELAY.fullmatch(text)
-    assert match is not None, "argparse checks the pattern"
-    number = float(match["number"])
-    delay_s = number if match["unit"] == "s" else duration_of_iterations_s(number, job.get("status") or {})
-    if delay_s is not None:
-        return delay_s
-    raise CannotAnswer("--delay: the time of an iteration is not known yet; give seconds, such as 30s")
+    pools = []
+    with contextlib.suppress(KubeForbidden, KubeNotFound):  # a user of jobs alone wants to see these
+        pools = kube.pools(everywhere)
+    document = listing(jobs, _classes(kube, everywhere, found_any=bool(jobs or pools)))
+    document["pools"] = pool_listing(pools)["pools"]
+    return document, everything_text(document, _place(everywhere))
 
 
 def _terminal(out: TextIO) -> Terminal:
@@ -241,14 +211,20 @@ def command_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=_PROGRAM,
         formatter_class=argparse.HelpFormatter,
-        description="Show the plans of pipeline-parallel training jobs, their time and energy, and declare stragglers.",
-        epilog="Exit codes: 0 done; 1 no such job or frontier, or refused; 2 wrong arguments; 3 cluster unreachable.",
+        description="Show what training jobs and pools that serve do with their clocks, why, and what it saves.",
+        epilog="Exit codes: 0 done; 1 no such object or frontier, or refused; 2 wrong arguments; 3 no cluster reached.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     job = CommandParser(add_help=False, parents=[common])
     job.add_argument("job", metavar="JOB", help="name of the PerseusJob")
+    either = CommandParser(add_help=False, parents=[common])
+    either.add_argument(
+        "job", metavar="NAME", help="name of the PerseusJob or ServingPool; pj/NAME or sp/NAME where both have it"
+    )
 
-    shown = commands.add_parser("list", parents=[common], help="all jobs, what they save, and why one does not")
+    shown = commands.add_parser(
+        "list", parents=[common], help="all jobs and pools, what they save, and why one does not"
+    )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
     shown.set_defaults(command=_list)
     shown = commands.add_parser("report", parents=[common], help="energy that jobs took and saved, from a Prometheus")
@@ -270,7 +246,13 @@ def command_parser() -> argparse.ArgumentParser:
     ):
         shown.add_argument(f"--prometheus-{name}", type=Path, metavar="FILE", help=what)
     shown.set_defaults(command=_report)
-    shown = commands.add_parser("doctor", parents=[job], help="why a job does not save, step by step, and what to do")
+    shown = commands.add_parser("serving", parents=[common], help="all pools that serve; of one, what it does and why")
+    shown.add_argument("pool", metavar="POOL", nargs="?", help="name of the ServingPool; default: all")
+    shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
+    shown.set_defaults(command=_serving)
+    shown = commands.add_parser(
+        "doctor", parents=[either], help="why a job or pool does not save, step by step, and what to do"
+    )
     shown.set_defaults(command=_doctor)
     shown = commands.add_parser("frontier", parents=[job], help="time, energy and savings of every plan of a job")
     shown.add_argument("--all", action="store_true", help="show every point in the table")
@@ -279,7 +261,7 @@ def command_parser() -> argparse.ArgumentParser:
     shown.add_argument("--point", type=int, metavar="N", help="show this point instead; 0 is the fastest")
     shown.add_argument("--all", action="store_true", help="show every instruction in the order in which it runs")
     shown.set_defaults(command=_plan)
-    shown = commands.add_parser("explain", parents=[job], help="why this plan is in force, its cost and its savings")
+    shown = commands.add_parser("explain", parents=[either], help="why this plan is in force, its cost and its savings")
     shown.set_defaults(command=_explain)
 
     straggler = commands.add_parser("straggler", help="declare that a pipeline is slow, or end the declaration")
@@ -300,12 +282,12 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="30s|20it",
         help="when it takes effect; default: 0s",
     )
-    declare_parser.set_defaults(command=_set)
+    declare_parser.set_defaults(command=declare_straggler)
     cleared = actions.add_parser(
         "clear", parents=[job], help="end a declaration; without --pipeline or --gpu: all of them"
     )
     _add_straggler_id(cleared.add_mutually_exclusive_group())
-    cleared.set_defaults(command=_clear)
+    cleared.set_defaults(command=clear_straggler)
     return parser
 
 
@@ -339,7 +321,7 @@ def _since(text: str) -> str:
 
 
 def _delay(text: str) -> str:
-    if not _DELAY.fullmatch(text):
+    if not DELAY.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be seconds or iterations, such as 30s or 20it, not {text!r}")
     return text
 

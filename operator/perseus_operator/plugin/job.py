@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any
 
 from perseus_core import keys
 from perseus_core.units import mw_from_w, us_from_s
@@ -16,8 +16,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.families.training.shape import shape_from_status
-from perseus_operator.objects.values import ConfigMap, Json, StoredObject
-from perseus_operator.plugin.classes import ClassReader, class_of_namespace
+from perseus_operator.plugin.named import Reader, read_named
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier
 from perseus_operator.solving.request import SolveRequest
@@ -25,24 +24,7 @@ from perseus_solver.errors import SolverError
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
 
-NO_DEFINITION: Final = "this cluster has no CustomResourceDefinition of PerseusJob: is the chart installed?"
 _BEFORE_FRONTIER = (ConditionType.ACCEPTED, ConditionType.PROFILE_READY, ConditionType.FRONTIER_READY)
-
-
-class Reader(ClassReader, Protocol):
-    """Reads objects from the API server."""
-
-    def job(self, namespace: str, name: str) -> Json:
-        """Raises KubeNotFound."""
-        ...
-
-    def config_map(self, namespace: str, name: str) -> ConfigMap:
-        """Raises KubeNotFound."""
-        ...
-
-    def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
-        """Raises KubeNotFound."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +56,7 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
     Args:
         reader: of the API server.
         namespace: of the PerseusJob.
-        name: of the PerseusJob.
+        name: of the PerseusJob, as ``read_named`` takes it.
 
     Returns:
         The job, with a simulator of its pipeline if the profile that was solved can still be read.
@@ -83,7 +65,8 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
         CannotAnswer: there is no such job, access is denied, or the job has no frontier yet: one line that says why.
         KubeError: the API server did not answer.
     """
-    job = read_job(reader, namespace, name)
+    _, job = read_named(reader, namespace, name, (keys.KIND,))
+    name = job["metadata"]["name"]
     status = job.get("status") or {}
     try:
         spec = parse_spec(JobSpec, job.get("spec")).completed(name, shape_from_status(status.get("shape")))
@@ -95,30 +78,6 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
         raise CannotAnswer(f"{namespace}/{name} has no frontier yet: {missing_frontier_reason(status)}")
     frontier = _frontier(reader, namespace, name, status["frontier"])
     return PlannedJob(namespace, name, spec, status, frontier, _simulator(reader, namespace, spec, frontier))
-
-
-def read_job(reader: Reader, namespace: str, name: str) -> Json:
-    """Read a PerseusJob as JSON.
-
-    Raises:
-        CannotAnswer: there is none, or access to it is denied.
-    """
-    try:
-        return reader.job(namespace, name)
-    except KubeNotFound as error:
-        if "could not find the requested resource" in str(error):
-            raise CannotAnswer(NO_DEFINITION) from error
-        raise CannotAnswer(_no_job(reader, namespace, name)) from error
-    except KubeForbidden as error:
-        raise CannotAnswer(f"access denied: {error}") from error
-
-
-def _no_job(reader: Reader, namespace: str, name: str) -> str:
-    """One line: that there is no such job, and what that has to do with the class that its namespace asks for."""
-    found = class_of_namespace(reader, namespace)
-    return f"there is no PerseusJob {name} in namespace {namespace}" + (
-        f": {found['says']} ({found['do']})" if found else ""
-    )
 
 
 def missing_frontier_reason(status: Mapping[str, Any]) -> str:

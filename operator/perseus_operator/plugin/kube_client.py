@@ -28,11 +28,12 @@ _ATTEMPTS: Final = 5
 _PAGE: Final = 500
 _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
 _NAMESPACES: Final = "/api/v1/namespaces"
+_PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _MERGE: Final = "application/merge-patch+json"
 
 
 class KubeReader:
-    """Reads what belongs to a PerseusJob, and rewrites annotations, in one context of a kubeconfig."""
+    """Reads what belongs to PerseusJobs and ServingPools, and rewrites annotations, in one context of a kubeconfig."""
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
         """Connect by a kubeconfig.
@@ -78,10 +79,11 @@ class KubeReader:
             KubeNotFound: there is none.
             KubeError: the API server did not answer.
         """
-        found: Json = _request(
-            lambda: self._custom.get_namespaced_custom_object(*_resource(namespace, name), **_PATIENCE)
-        )
-        return found
+        return self._one(keys.PLURAL, namespace, name)
+
+    def pool(self, namespace: str, name: str) -> Json:
+        """Read a ServingPool as it is stored. Raises like ``job``."""
+        return self._one(keys.POOL_PLURAL, namespace, name)
 
     def jobs(self, namespace: str | None) -> list[Json]:
         """Read all PerseusJobs of a namespace; None: of the cluster.
@@ -91,20 +93,38 @@ class KubeReader:
             KubeForbidden: the user may not list them there.
             KubeError: the API server did not answer.
         """
-        if namespace is None:
-            everywhere = keys.API_GROUP, keys.API_VERSION, keys.PLURAL
-            pages = partial(self._custom.list_cluster_custom_object, *everywhere)
-        else:
-            there = keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL
-            pages = partial(self._custom.list_namespaced_custom_object, *there)
-        found: list[Json] = []
-        more = ""
-        while True:
-            answer = _request(partial(pages, limit=_PAGE, _continue=more, **_PATIENCE))
-            found += answer["items"]
-            more = answer["metadata"].get("continue") or ""
-            if not more:
-                return found
+        return self._all(keys.PLURAL, namespace)
+
+    def pools(self, namespace: str | None) -> list[Json]:
+        """Read all ServingPools of a namespace; None: of the cluster. Raises like ``jobs``."""
+        return self._all(keys.POOL_PLURAL, namespace)
+
+    def pods(self, namespace: str, label: str) -> list[Json]:
+        """Read pods that carry a label, up to 500.
+
+        Args:
+            namespace: of the pods.
+            label: and its value, as ``key=value``.
+
+        Raises:
+            KubeForbidden: the user may not list them.
+            KubeError: the API server did not answer.
+        """
+        query = {"labelSelector": label, "limit": str(_PAGE)}
+        items: list[Json] = _request(lambda: self._get(_PODS, {"namespace": namespace}, **query))["items"]
+        return items
+
+    def workload(self, api_version: str, plural: str, namespace: str, name: str) -> Json:
+        """Read what makes pods, such as a Deployment.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeForbidden: the user may not read it.
+            KubeError: the API server did not answer.
+        """
+        names = {"namespace": namespace, "name": name}
+        path = f"/apis/{api_version}/namespaces/{{namespace}}/{plural}/{{name}}"
+        return _request(lambda: self._get(path, names))  # type: ignore[no-any-return]
 
     def config_map(self, namespace: str, name: str) -> ConfigMap:
         """Read a ConfigMap.
@@ -154,8 +174,7 @@ class KubeReader:
             KubeNotFound: there is none.
             KubeError: the API server did not answer.
         """
-        where = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
-        return StoredObject.from_json(_request(lambda: self._custom.get_namespaced_custom_object(*where, **_PATIENCE)))
+        return StoredObject.from_json(self._one(plural, namespace, name))
 
     def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
         """Rewrite one annotation of a PerseusJob; another writer's edit in between is never lost.
@@ -191,6 +210,26 @@ class KubeReader:
             else:
                 return wanted
         raise AssertionError("the last attempt returns or raises")
+
+    def _one(self, plural: str, namespace: str, name: str) -> Json:
+        which = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
+        found: Json = _request(lambda: self._custom.get_namespaced_custom_object(*which, **_PATIENCE))
+        return found
+
+    def _all(self, plural: str, namespace: str | None) -> list[Json]:
+        if namespace is None:
+            pages = partial(self._custom.list_cluster_custom_object, keys.API_GROUP, keys.API_VERSION, plural)
+        else:
+            there = keys.API_GROUP, keys.API_VERSION, namespace, plural
+            pages = partial(self._custom.list_namespaced_custom_object, *there)
+        found: list[Json] = []
+        more = ""
+        while True:
+            answer = _request(partial(pages, limit=_PAGE, _continue=more, **_PATIENCE))
+            found += answer["items"]
+            more = answer["metadata"].get("continue") or ""
+            if not more:
+                return found
 
     def _get(self, path: str, names: dict[str, str], **query: str) -> Json:
         """Read the object at a path as JSON: importing the client's CoreV1Api would take half a second."""

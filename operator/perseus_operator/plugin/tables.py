@@ -75,8 +75,7 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
         ]
         for point in shown
     ]
-    table = _table(head, rows)
-    lines += [terminal.green(line) if line.startswith("*") else line for line in table]
+    lines += [terminal.green(line) if line.startswith("*") else line for line in table(head, rows)]
     if len(shown) < len(points):
         lines.append(f"{len(shown)} of {len(points)} points; --all shows every one")
     return "\n".join([*lines, *_note(document, terminal)])
@@ -95,7 +94,7 @@ def plan_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
             for stage in document["stages"]
             for i in stage["instructions"]
         ]
-        return "\n".join([*lines, *_table(head, rows)])
+        return "\n".join([*lines, *table(head, rows)])
     head = ["STAGE", "INSTRUCTION", "COUNT", "CHANGES", "MHZ BY MICROBATCH"]
     rows = []
     for stage in document["stages"]:
@@ -106,7 +105,7 @@ def plan_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
             first = [str(stage["stage"]), str(stage["clockChanges"])] if number == 0 else ["", ""]
             rows.append([first[0], kind, str(len(clocks)), first[1], _runs(clocks, fancy=terminal.fancy)])
     taken = sum(max(len(row[i]) for row in [head, *rows]) + 2 for i in range(4))
-    lines += _table(head, _folded(rows, max(20, terminal.width - taken)))
+    lines += table(head, _folded(rows, max(20, terminal.width - taken)))
     for slow in document["stragglers"]:
         lines.append(f"pipeline {slow['dataParallelRank']} is {slow['slowdown']} slower and runs point {slow['point']}")
     return "\n".join(lines)
@@ -118,32 +117,40 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
     title = "no plan is in force" if point is None else f"point {point} of {document['points']} is in force"
     since = f" since iteration {document['fromIteration']}" if "fromIteration" in document else ""
     lines = [terminal.bold(f"{document['job']}: {title}{since}"), ""]
-    indent = max((len(row["what"]) for row in document["why"]), default=0) + 2
-    for row in document["why"]:
-        first, *more = wrap(row["says"], max(30, terminal.width - indent)) or [""]
-        lines += [f"{row['what']:<{indent}}{first}", *(" " * indent + line for line in more)]
+    lines += explained(document["why"], terminal)
     rows = [
         [name, seconds(f["iterationTimeMicroseconds"]), _joules(f), _watts(f), str(f.get("iterations", ""))]
         for name, f in document["figures"].items()
     ]
     if rows:
-        lines += ["", *_table(["AN ITERATION", "TIME", "ENERGY", "POWER", "MEDIAN OF"], rows)]
+        lines += ["", *table(["AN ITERATION", "TIME", "ENERGY", "POWER", "MEDIAN OF"], rows)]
     saves = document["saves"]
     if saves:
         rows = [[name, _sure(s, "energy"), _sure(s, "slowdown"), s["against"]] for name, s in saves.items()]
-        lines += ["", *_table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
+        lines += ["", *table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
     if "gapPartsPerMillion" in document:
         gap = small_percent(ratio_from_ppm(document["gapPartsPerMillion"]))
         lines += ["", f"No plan of the same speed can save more than another {gap} (certified)."]
     return "\n".join([*lines, *_note(document, terminal)])
 
 
+def explained(rows: Sequence[Json], terminal: Terminal) -> list[str]:
+    """Format rows of ``what`` and ``says``, which is wrapped beside it."""
+    indent = max((len(row["what"]) for row in rows), default=0) + 2
+    lines = []
+    for row in rows:
+        first, *more = wrap(row["says"], max(30, terminal.width - indent)) or [""]
+        lines += [f"{row['what']:<{indent}}{first}", *(" " * indent + line for line in more)]
+    return lines
+
+
 def diagnosis_text(document: Json, terminal: Terminal) -> str:
-    """Format why a job does not save: one line for each step, what is said of it, and what to do."""
+    """Format why a job or pool does not save: one line for each step, what is said of it, and what to do."""
     signs = ("✓", "!", "…", "✗", "·") if terminal.fancy else ("ok", "! ", "..", "!!", "--")
     sign = dict(zip(("good", "note", "waiting", "fault", "unknown"), signs, strict=True))
     paint = {"good": terminal.green, "fault": terminal.red}
-    lines = [*wrap(f"{document['job']}: {document['verdict']}", terminal.width), ""]
+    name = document.get("job") or document["pool"]
+    lines = [*wrap(f"{name}: {document['verdict']}", terminal.width), ""]
     lines[0] = terminal.bold(lines[0])
     for step in document["steps"]:
         finding = step["finding"]
@@ -152,12 +159,12 @@ def diagnosis_text(document: Json, terminal: Terminal) -> str:
             lines += wrap(step["says"], terminal.width, initial_indent="    ", subsequent_indent="    ")
         if "do" in step:
             lines += wrap(f"do: {step['do']}", terminal.width, initial_indent="    ", subsequent_indent="        ")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_note(document, terminal)])
 
 
 def listing_text(document: Json, where: str) -> str:
     """Format all jobs as a table; ``where``: the place that was searched."""
-    notes = [line for found in document["classes"] for line in (found["says"], f"    do: {found['do']}")]
+    notes = class_notes(document)
     if not document["jobs"]:
         return "\n".join([f"there is no PerseusJob in {where}", *notes])
     head = ["NAMESPACE", "NAME", "MODE", "OBJECTIVE", "SAVED", "SLOWER BY", "SAVES WATTS", "PREDICTED", "STATE"]
@@ -172,8 +179,13 @@ def listing_text(document: Json, where: str) -> str:
         for job in document["jobs"]
     ]
     total = f"{document['savedWatts']:,} W are saved by the {counted(document['measured'], 'job')} measured so far."
-    lines = [*_table(head, rows), *(["", total] if document["measured"] else [])]
+    lines = [*table(head, rows), *(["", total] if document["measured"] else [])]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def class_notes(document: Json) -> list[str]:
+    """Format what is to be said of namespaces that ask for an EnergyClass."""
+    return [line for found in document["classes"] for line in (found["says"], f"    do: {found['do']}")]
 
 
 def _predicted(job: Json) -> str:
@@ -219,10 +231,11 @@ def _folded(rows: Iterable[list[str]], width: int) -> Iterable[list[str]]:
             yield [*("" for _ in row[:-1]), line]
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    table = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Align columns, which are two spaces apart."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(head))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in lines]
 
 
 def energy_report_text(document: Json, where: str) -> str:
@@ -231,7 +244,7 @@ def energy_report_text(document: Json, where: str) -> str:
         return f"The Prometheus has no energy of jobs of {where} in the last {document['since']}."
     rows = [[row[document["by"]] or "-", *_saved_columns(row)] for row in document["rows"]]
     head = [document["by"].upper(), "JOBS", "ENERGY", "SAVED", "SHARE"]
-    return "\n".join(_table(head, [*rows, ["total", *_saved_columns(document["total"])]]))
+    return "\n".join(table(head, [*rows, ["total", *_saved_columns(document["total"])]]))
 
 
 def _saved_columns(row: Json) -> list[str]:

@@ -190,7 +190,7 @@ def test_a_namespace_whose_class_does_not_exist_learns_it_where_it_looks(stored:
     assert "webhook.enabled" in do
     code, _, err = command("doctor", "train", "-n", "other")
     assert code == cli.REFUSED
-    assert err.startswith(f"kubectl perseus: there is no PerseusJob train in namespace other: {ASKS}")
+    assert err.startswith(f"kubectl perseus: there is no PerseusJob or ServingPool train in namespace other: {ASKS}")
     everywhere = command("list", "-A")[1]
     assert "gpt3" in everywhere
     assert ASKS in everywhere

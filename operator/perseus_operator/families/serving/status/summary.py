@@ -1,0 +1,76 @@
+"""A pool at a glance, from the object as the API server has it: the same line for the plugin and the web page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, Final
+
+from perseus_operator.api.conditions import ConditionType
+from perseus_operator.api.job import Mode
+from perseus_operator.objects.values import Json
+
+TIMES: Final[Mapping[str, str]] = {"timeToFirstToken": "to the first token", "timePerOutputToken": "per token"}
+"""The two times that have a limit, by the name of their field, as what follows a time in a sentence."""
+_ATTAINMENT: Final = "99%"
+"""Of a limit that was stored without one."""
+
+
+def summary(pool: Mapping[str, Any]) -> Json:
+    """Return what a list says of a pool.
+
+    Args:
+        pool: with metadata, spec and status.
+
+    Returns:
+        ``namespace``, ``name``, ``mode``, ``replicas``, ``ready`` (as the condition), ``state``, the reason that says
+        most; ``clockMegahertz``, the mean of the replicas in the status, and ``limitedBy``, what held most of them,
+        unless not known; ``limits`` by the field's name, each with ``limit``, ``attainment`` that is asked for and
+        ``kept``, the share that kept it lately; ``savings`` and ``proposedLimits`` of the status, if there are any.
+    """
+    metadata, status = pool["metadata"], pool.get("status") or {}
+    replicas = status.get("replicas") or ()
+    clocks_mhz = [one["clockMegahertz"] for one in replicas if "clockMegahertz" in one]
+    held = Counter(one["limitedBy"] for one in replicas if "limitedBy" in one)
+    found = conditions(pool)
+    return {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "mode": (pool.get("spec") or {}).get("mode", Mode.OBSERVE.value),
+        "replicas": status.get("replicaCount", 0),
+        "ready": found.get(ConditionType.READY, {}).get("status", "Unknown"),
+        "state": _state(found),
+        **({"clockMegahertz": round(fmean(clocks_mhz))} if clocks_mhz else {}),
+        **({"limitedBy": max(sorted(held), key=held.__getitem__)} if held else {}),
+        "limits": _limits(pool),
+        **{name: status[name] for name in ("savings", "proposedLimits") if status.get(name)},
+    }
+
+
+def conditions(pool: Mapping[str, Any]) -> dict[str, Json]:
+    """The conditions of an object, by type."""
+    return {one["type"]: one for one in (pool.get("status") or {}).get("conditions", ())}
+
+
+def _state(found: Mapping[str, Json]) -> str:
+    """Why it is not ready, or what its clocks do."""
+    ready = found.get(ConditionType.READY)
+    if ready is None:
+        return "NotSeen"
+    clocks = found.get(ConditionType.CLOCKS_APPLIED)
+    return str((ready if clocks is None or ready["status"] != "True" else clocks)["reason"])
+
+
+def _limits(pool: Mapping[str, Any]) -> dict[str, Json]:
+    objective = (pool.get("spec") or {}).get("objective") or {}
+    kept = (pool.get("status") or {}).get("attainment") or {}
+    return {
+        name: {
+            "limit": objective[name]["limit"],
+            "attainment": objective[name].get("attainment", _ATTAINMENT),
+            **({"kept": kept[name]} if name in kept else {}),
+        }
+        for name in TIMES
+        if objective.get(name)
+    }
