@@ -16,7 +16,9 @@
 5. Whatever ends, a lease, a connection or the agent, its GPUs return to their default clocks. If the agent cannot do it
    any more, the keeper does (``keeper``, a process of its own).
 
-``serving`` holds the law by which the clocks of a serving engine will follow its load; nothing here runs it yet.
+A serving engine takes the same way. It connects as a rank does, or ``perseus_reader`` reads its metrics page. Its
+followers are those of ``serving``: they decide by the load and the table that the operator has ordered, for all GPUs of
+the engine together. What it did in each second is a window, and goes where iteration reports go.
 
 Begin with ``node.node``, then ``clocks.gpu_worker``; ``lifecycle`` shows what is started in which order.
 """

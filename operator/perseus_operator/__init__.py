@@ -19,9 +19,9 @@ A change in the cluster takes this way:
    nothing else. It ends with an event, which wakes the runner.
 
 Once a second ``budgets`` asks each family what a watt is worth to its job and grants shares, and ``classes`` makes the
-PerseusJobs that labels ask for. ``plugin`` is ``kubectl perseus``; it shares code with the operator and talks to the
-API server alone. What users write and read is typed in ``api``.
+PerseusJobs and ServingPools that labels ask for. ``plugin`` is ``kubectl perseus``; it shares code with the operator
+and talks to the API server alone. What users write and read is typed in ``api``.
 
-Begin with ``jobs.family``, the protocol of families; then ``families.fixed_clock``, the smallest, and
-``families.training.decide``, the largest, whose features are folders.
+Begin with ``jobs.family``, the protocol of families; then ``families.fixed_clock``, the smallest,
+``families.training.decide``, the largest, whose features are folders, and ``families.serving``, whose plan is a table.
 """

@@ -197,6 +197,16 @@ def test_the_note_on_rooms_lists_every_package(room: str) -> None:
     assert listed == present - {"__init__"}
 
 
+def test_the_note_on_rooms_lists_every_room_and_family() -> None:
+    note = text_of(DOCS / "design" / "0001-rooms-and-contracts.md")
+    rooms = set(re.findall(r"^\| `(\w+)/` \| `(\w+)` \|", note, re.MULTILINE))
+    assert rooms == {(room, path.parent.name) for room in ROOMS for path in (ROOT / room).glob("perseus_*/__init__.py")}
+    families = re.search(r"^\| `families` \| [^|]*: (.*?); `registry`", note, re.MULTILINE)
+    assert families
+    listed = set(re.findall(r"`(\w+)`", families[1]))
+    assert listed == {path.parent.name for path in (ROOT / "operator/perseus_operator/families").glob("*/__init__.py")}
+
+
 def links_without_target(page: Path) -> Iterator[Offence]:
     text = prose(page)
     for link in re.finditer(r"\]\(([^)\s]+)\)", text):
