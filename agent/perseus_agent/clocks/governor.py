@@ -23,6 +23,7 @@ from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.read_back import ReadBack, Verdict
+from perseus_agent.clocks.standing import TRANSITIONS, Standing
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
@@ -112,8 +113,7 @@ class Governor:
         """Requests that were replaced by a later one, or that wanted the clock that was locked already."""
         self.restores = 0
         """How often the GPU was returned to its default clocks."""
-        self.drifted = False
-        self.foreign = False
+        self.standing = Standing.OURS
         self.lost = False
         self.driver_replaced = False
         """The driver is not the one that this process has opened: only a new process can continue."""
@@ -123,7 +123,7 @@ class Governor:
     def engage(self) -> None:
         """Prepare for a rank: read from the device whether it may be driven."""
         self._releasing = None
-        if self.lost or self.foreign:
+        if self.lost or self.standing is Standing.FOREIGN:
             return
         if self._journal.watch_expired:
             self._controllable(Controllability.NO_PERMISSION, UNWATCHED)
@@ -163,7 +163,7 @@ class Governor:
         if self.controllability is not Controllability.YES:
             self._wanted = None
         wanted = self._wanted
-        if self.foreign or (wanted == self.applied and not self._unsure):
+        if self.standing is Standing.FOREIGN or (wanted == self.applied and not self._unsure):
             self._wanted_since_s = None
             if self.queued:
                 self._end_turn()
@@ -213,7 +213,7 @@ class Governor:
         """Let the GPU rest, at its default clocks if it is free; a foreign setting stays. Returns as ``want`` does."""
         if self.resting_mhz is not None:
             return self.want(None)
-        if self.foreign:
+        if self.standing is Standing.FOREIGN:
             self._leave_foreign()
         self._releasing = reason
         self._next_write_s = 0.0
@@ -239,17 +239,15 @@ class Governor:
         verdict = self._read_back.compare(clock_mhz, reasons, settled_before_s=settled_s)
         if verdict is Verdict.AGREES:
             self._agree()
-        elif verdict is Verdict.FOREIGN and not self.foreign:
+        elif verdict is Verdict.FOREIGN and self.standing is Standing.OURS:
             # It ran at the locked clock and then changed, without a write of this agent and without a reason.
-            self.foreign = True
-            self._controllable(
-                Controllability.FOREIGN, f"reads {clock_mhz} MHz, {self.applied} MHz was locked and reached"
-            )
-            self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, True, self.controllability_message))
-        elif verdict is Verdict.DRIFTED and not self.foreign and not self.drifted:
-            self.drifted = self._unsure = True
+            message = f"reads {clock_mhz} MHz, {self.applied} MHz was locked and reached"
+            self._controllable(Controllability.FOREIGN, message)
+            self._stand(Standing.FOREIGN, message)
+        elif verdict is Verdict.DRIFTED and self.standing is Standing.OURS:
+            self._unsure = True
             message = f"reads {clock_mhz} MHz, {self.applied} MHz is locked, and the GPU gives no reason"
-            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, True, message))
+            self._stand(Standing.DRIFTED, message)
 
     def stop_using(self, error: DeviceError) -> None:
         """Stop using the GPU after this error."""
@@ -274,6 +272,11 @@ class Governor:
 
     # ------------------------------------------------------------------------------------------------ inside
 
+    def _stand(self, standing: Standing, message: str) -> None:
+        kind, active = TRANSITIONS[self.standing, standing]
+        self.standing = standing
+        self._notify(GpuNotice(kind, self._uuid, active, message))
+
     def _hold(self) -> None:
         self._journal.record_lock(self._uuid)
         self._held = True
@@ -281,7 +284,7 @@ class Governor:
 
     def _finish_release(self) -> None:
         """Remove the GPU from the journal once it is back at its default clocks."""
-        if self._releasing is None or self.foreign or self.applied is not None or self._unsure:
+        if self._releasing is None or self.applied is not None or self._unsure or self.standing is Standing.FOREIGN:
             return
         reason, self._releasing = self._releasing, None
         if self._held:
@@ -320,13 +323,13 @@ class Governor:
         self._finish_release()
 
     def _agree(self) -> None:
-        if self.drifted:
-            self.drifted = self._unsure = False
-            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, False, "the clock is the requested one again"))
+        if self.standing is Standing.DRIFTED:
+            self._unsure = False
+            self._stand(Standing.OURS, "the clock is the requested one again")
 
     def _leave_foreign(self) -> None:
         """At release: reset only if the lock in effect is this agent's after all."""
-        self.foreign = False
+        self._stand(Standing.OURS, "no longer driven by this agent")
         self._read_back.restarted()
         ours = self.applied
         try:
@@ -335,7 +338,6 @@ class Governor:
         except DeviceError as error:
             self._fail(error)
             return
-        self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, False, "no longer driven by this agent"))
         if ours is not None and abs(clock_mhz - ours) > self._read_back.tolerance(ours):
             self.applied = self._wanted = None
             self._held = self._unsure = False

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from perseus_agent import __version__
 from perseus_agent.clocks.gpu_worker import GpuWorker
+from perseus_agent.clocks.standing import Standing
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node.leases import LeaseView
@@ -240,7 +241,7 @@ class NodeCollector(Collector):
         locked = {worker.uuid for worker in workers if worker.governor.applied is not None}
         yield "perseus_node_gpus_locked", (), len(locked)
         yield "perseus_node_gpus_locked_without_rank", (), len(locked - wanted)
-        yield "perseus_node_gpus_adrift", (), sum(each.drifted or each.foreign for each in governors)
+        yield "perseus_node_gpus_adrift", (), sum(each.standing is not Standing.OURS for each in governors)
         yield from _power("perseus_node_gpu_power_watts", (), workers)
         used_mj = sum(worker.meter.used_mj for worker in workers)
         yield "perseus_node_gpu_energy_joules_total", (), j_from_mj(used_mj)
@@ -294,7 +295,7 @@ def _of_gpu(worker: GpuWorker) -> Iterator[Sample]:
     state = _state(worker)
     for value in Controllability:
         yield "perseus_gpu_controllability", (*gpu, value.name.lower()), float(value.name.lower() == state)
-    yield "perseus_gpu_clock_drift", gpu, float(governor.drifted or governor.foreign)
+    yield "perseus_gpu_clock_drift", gpu, float(governor.standing is not Standing.OURS)
     yield "perseus_gpu_clock_switches_total", gpu, governor.writes
     yield "perseus_gpu_clock_requests_skipped_total", gpu, governor.skipped
     yield "perseus_gpu_clock_restores_total", gpu, governor.restores

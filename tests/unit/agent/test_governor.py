@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from perseus_agent.clocks.governor import BUSY_RETRIES, MAX_FAILURES, Governor, 
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.read_back import STRIKES
+from perseus_agent.clocks.standing import TRANSITIONS, Standing
 from perseus_agent.devices.base import Controllability, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
@@ -258,7 +261,7 @@ def test_a_clock_that_was_never_reached_is_drift_and_lifts_when_it_is(bench: Ben
     bench.governor.want(1200)
     bench.observe(1000, times=STRIKES)
     assert bench.told(GpuNoticeKind.DRIFT) == [True]
-    assert bench.governor.drifted
+    assert bench.governor.standing is Standing.DRIFTED
     bench.observe(1000, times=5)
     bench.observe(1200)
     assert bench.told(GpuNoticeKind.DRIFT) == [True, False]
@@ -353,3 +356,45 @@ def test_the_next_rank_may_drive_a_gpu_again_after_a_foreign_write(bench: Bench)
     bench.governor.engage()
     bench.governor.want(900)
     assert bench.written == [1200, 900]
+
+
+def test_a_standing_changes_as_the_table_says_and_each_change_is_told_once(bench: Bench) -> None:
+    """A long walk through all that can happen to a GPU takes every way of the table, and no other."""
+    governor, dice = bench.governor, random.Random(1)
+    kinds = {kind for kind, _ in TRANSITIONS.values()}
+    seen = set()
+
+    def read(mhz: int) -> None:
+        bench.gpu.reads_mhz = mhz
+        bench.observe(mhz)
+
+    events: list[Callable[[], object]] = [
+        lambda: governor.want(dice.choice((600, 900, 1200, None))),
+        lambda: read(governor.applied or 1410),
+        lambda: [read(705) for _ in range(STRIKES)],
+        lambda: governor.release("done"),
+        governor.engage,
+        lambda: governor.declare_lost("no answer"),
+        lambda: governor.take_back(Controllability.YES, ""),
+    ]
+    for _ in range(800):
+        before, told = governor.standing, len(bench.notices)
+        dice.choices(events, weights=(4, 4, 2, 1, 1, 1, 2))[0]()
+        changes = [(notice.kind, notice.active) for notice in bench.notices[told:] if notice.kind in kinds]
+        assert changes == ([TRANSITIONS[before, governor.standing]] if governor.standing is not before else [])
+        seen.update(changes)
+    assert seen == set(TRANSITIONS.values())
+
+
+def test_a_foreign_clock_that_cannot_be_read_at_the_release_is_told_of_no_longer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> int:
+        raise DeviceBusy("in use")
+
+    bench.governor.want(1200)
+    bench.observe(1200)
+    bench.observe(705, times=STRIKES)
+    monkeypatch.setattr(bench.gpu, "sm_clock_mhz", busy)
+    bench.governor.release("done")
+    assert bench.told(GpuNoticeKind.FOREIGN_WRITE) == [True, False]
