@@ -5,6 +5,7 @@ Standard library only: engines import it too.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import math
@@ -131,6 +132,29 @@ class ClockTable:
     def boosted_mhz(self, prompts: int) -> int:
         """Return the clock for so many prompts that wait or are computed, at least one."""
         return self.boost_mhz[min(prompts, len(self.boost_mhz)) - 1]
+
+
+class ClockReason(enum.Enum):
+    """Why the clock of a replica is what it is."""
+
+    FLOOR = "Floor"
+    """The table's."""
+    TRIM = "Trim"
+    """The table's, raised for what was missed."""
+    BOOST = "Boost"
+    """A prompt waits or is partly computed."""
+    HOLD = "Hold"
+    """A boost just ended."""
+    BEYOND_TABLE = "BeyondTable"
+    """No clock but the default ones keeps the limit at this load."""
+    MEMORY_FULL = "MemoryFull"
+    """Keys and values are short of memory."""
+    NO_SAMPLE = "NoSample"
+    """The engine is silent."""
+    IMPOSSIBLE_SAMPLE = "ImpossibleSample"
+    """What it said cannot be true."""
+    ORDERED = "Ordered"
+    """The operator's, which no law chooses."""
 
 
 @dataclass(frozen=True)

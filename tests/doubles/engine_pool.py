@@ -36,6 +36,8 @@ from perseus_sim.serving.machine import Machine, Step
 OBJECTIVE = {"timeToFirstToken": {"limit": "500ms"}, "timePerOutputToken": {"limit": "50ms"}}
 MACHINE = Machine("h100", "llama-3.1-70b", 4)
 ENGINE = Engine("", 1, "vllm", "0.11.0", "llama-3.1-70b", "tp 4", (("max-num-seqs", "256"),))
+UNCOUNTED = SimpleNamespace(pools=SimpleNamespace(count=lambda *_: None))
+"""Metrics that hold nothing: a pool can be copied with them, but not with the operator's."""
 _CHUNK_TOKENS = 512
 _CONTEXT = 1_000
 
@@ -47,6 +49,7 @@ class EnginePool:
         replicas: how many pods there are.
         machine: of each.
         running: requests that decode at a replica in a second, by its number and the second.
+        metrics: of the operator.
         spec: of the pool.
     """
 
@@ -55,9 +58,10 @@ class EnginePool:
         replicas: int = 3,
         machine: Machine = MACHINE,
         running: Callable[[int, int], int] = lambda replica, second: 4 << ((second + replica) % 5),
+        metrics: Any = UNCOUNTED,
         **spec: Any,
     ) -> None:
-        self.machine, self.running = machine, running
+        self.machine, self.running, self.metrics = machine, running, metrics
         self.engine = ENGINE
         self.second = 0
         self.slower = 1.0
@@ -77,7 +81,7 @@ class EnginePool:
     def start(self, status: Json | None = None) -> None:
         """An operator takes the pool over; agents hold what they held, under names that it does not know."""
         self.job = Job(JobRef("ns", "pool", "uid", keys.POOL_KIND), generation=1)
-        services: Any = SimpleNamespace(wall_s=self._wall_s, monotonic_s=self._monotonic_s)
+        services: Any = SimpleNamespace(wall_s=self._wall_s, monotonic_s=self._monotonic_s, metrics=self.metrics)
         nobody: Any = None
         [kind] = kinds_of(FAMILIES, keys.POOL_KIND)
         family = kind.make(Surroundings(self.job, services, nobody, nobody, nobody))

@@ -23,7 +23,8 @@ from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
-from perseus_agent.node.processes import Session, Sessions, own_part, succeeded
+from perseus_agent.node.processes import SeatServices, Session, Sessions, own_part, succeeded
+from perseus_agent.serving.totals import EngineTotals
 from perseus_core.serving import EngineOrders, PageAddress
 from perseus_proto.hello import Hello, Reason
 from perseus_proto.planset import PlanSet
@@ -63,7 +64,7 @@ class Node:
         self._kept, self._kubelet, self._hub = kept, kubelet, hub
         self._lock = threading.RLock()
         self._lease_clocks = LeaseClocks(self.workers, self.leases, kubelet, self._lock)
-        self._sessions = Sessions()
+        self._sessions, self.engine_totals = Sessions(), EngineTotals()
         self.refusals = 0
         """Processes that were refused or disconnected."""
         self.page_faults: Mapping[str, str] = {}
@@ -354,9 +355,8 @@ class Node:
             for other in others:
                 self._unbind(other, "the process was replaced")
                 other.dismiss()
-            session.sit(
-                lease, [self.workers[uuid] for uuid in uuids], self._sessions.bound(lease.job_uid), self._hub.publish
-            )
+            workers, bound = [self.workers[uuid] for uuid in uuids], self._sessions.bound(lease.job_uid)
+            session.sit(lease, workers, bound, SeatServices(self._hub.publish, self.engine_totals))
             for seat in session.seats:
                 seat.worker.attach(seat.follower)
             self._hub.publish(lease.job_uid, session.change(joined=True))

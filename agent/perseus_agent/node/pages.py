@@ -21,6 +21,7 @@ from perseus_agent.errors import PeerRefused
 from perseus_agent.node.processes import ServingSession, Session
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.serving.law import LawSettings
+from perseus_agent.serving.totals import EngineTotals
 from perseus_core.serving import PageAddress
 from perseus_proto import reader_link as link
 from perseus_proto.engine_channel import EngineReader
@@ -53,6 +54,7 @@ class PageNode(Protocol):
     """What the node does with them."""
 
     page_faults: Mapping[str, str]
+    engine_totals: EngineTotals
 
     def wanted_pages(self) -> Mapping[str, PageAddress]:
         """The pages of pods whose engine does not say by itself what it does, by the UID of the pod."""
@@ -148,6 +150,7 @@ class PageLink:
                 self._pages[self._key] = _Page(pod_uid, address, memory)
                 order = link.ReadPage(self._key, address.host, address.port, address.path)
                 link.send(connection, order, (memory.memory_fd, memory.event_fd))
+        self._node.engine_totals.pages_read = sum(page.session is not None for page in self._pages.values())
         self._faults = {pod_uid: why for pod_uid, why in self._faults.items() if pod_uid in wanted}
         self._node.page_faults = dict(self._faults)
 
@@ -197,6 +200,7 @@ class PageLink:
             page.memory.close()
 
     def _end_all(self) -> None:
+        self._node.engine_totals.pages_read = 0
         for key in list(self._pages):
             with contextlib.suppress(OSError):
                 self._end(key)

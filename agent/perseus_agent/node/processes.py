@@ -24,6 +24,7 @@ from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.serving.follower import EngineFollower
 from perseus_agent.serving.instance import EngineInstance
 from perseus_agent.serving.law import LawSettings
+from perseus_agent.serving.totals import EngineTotals
 from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader
 from perseus_proto.engine_channel import EngineReader
@@ -44,6 +45,14 @@ class Seat:
 
     worker: GpuWorker
     follower: Follower
+
+
+@dataclass(frozen=True)
+class SeatServices:
+    """What a session's seats need of their node: where telemetry goes, and the sums of engines."""
+
+    publish: Publish
+    totals: EngineTotals
 
 
 class Session(ABC):
@@ -82,7 +91,9 @@ class Session(ABC):
         """Whether it is the same process as another, started again."""
 
     @abstractmethod
-    def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:
+    def sit(
+        self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], services: SeatServices
+    ) -> None:
         """Take seats at GPUs for a lease's job, of which others have theirs already."""
 
     @abstractmethod
@@ -134,7 +145,13 @@ class TrainingSession(Session):
     def replaces(self, other: Session) -> bool:
         return isinstance(other, TrainingSession) and other.key == self.key
 
-    def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
+    def sit(
+        self,
+        lease: JobLease,
+        workers: Sequence[GpuWorker],
+        others: Sequence[Session],
+        services: SeatServices,  # noqa: ARG002
+    ) -> None:
         (worker,), dp = workers, self.hello.dp
         if not any(isinstance(other, TrainingSession) and other.hello.dp == dp for other in others):
             lease.plans.rebase(dp, lease.furthest.pop(dp, None))
@@ -190,11 +207,19 @@ class ServingSession(Session):
         # A container starts its engine again when the one before it has ended.
         return isinstance(other, ServingSession) and other.by_page and not self.by_page
 
-    def sit(self, lease: JobLease, workers: Sequence[GpuWorker], others: Sequence[Session], publish: Publish) -> None:  # noqa: ARG002
+    def sit(
+        self,
+        lease: JobLease,
+        workers: Sequence[GpuWorker],
+        others: Sequence[Session],  # noqa: ARG002
+        services: SeatServices,
+    ) -> None:
         uuids = tuple(worker.uuid for worker in workers)
         engine = ServingEngine(lease.job_uid, self.pod_uid, self.peer.pid, self.hello, uuids)
         highest_mhz = max(max(worker.device.identity.supported_clocks_mhz, default=0) for worker in workers)
-        self._instance = EngineInstance(engine, self.channel, highest_mhz, publish, settings=self.law)
+        self._instance = EngineInstance(
+            engine, self.channel, highest_mhz, services.publish, settings=self.law, totals=services.totals
+        )
         self._instance.order(lease.orders)
         self.job_uid = lease.job_uid
         self.seats = tuple(Seat(worker, EngineFollower(self._instance, worker)) for worker in workers)

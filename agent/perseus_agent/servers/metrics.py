@@ -3,20 +3,18 @@ request.
 
 Series are of the node and of each job on it: sums, counts and extremes over GPUs, whose number does not depend on the
 number of GPUs (design note 0032). Series of each GPU come only with ``--gpu-metrics``. Sums of counters never fall: a
-GPU that is lost keeps its part, and one that is first read late brings nothing of its past. The only module of the
-agent that imports prometheus_client.
+GPU that is lost keeps its part, and one that is first read late brings nothing of its past.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -27,42 +25,17 @@ from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node.leases import LeaseView
 from perseus_agent.node.node import Node
+from perseus_agent.servers.engine_metrics import ENGINE_SERIES, engine_samples
+from perseus_agent.servers.series import QUANTILES, Sample, Series
 from perseus_core.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
 from perseus_runtime.http_server import CachedPage, HttpServer
 
 log = logging.getLogger(__name__)
 
-Sample = tuple[str, tuple[str, ...], float]
-"""Name of the family, its labels after the node's, value."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """One family of series, as it is exposed and as the metrics page describes it."""
-
-    name: str
-    kind: str
-    help: str
-    labels: tuple[str, ...]
-
-    def family(self) -> Any:
-        """An empty family; ``add_metric(labels, value)`` fills it."""
-        family, suffix = _FAMILIES[self.kind]
-        return family(self.name.removesuffix(suffix), self.help, labels=self.labels)
-
-
-_FAMILIES: Final[dict[str, tuple[Any, str]]] = {
-    "gauge": (GaugeMetricFamily, ""),
-    "counter": (CounterMetricFamily, "_total"),
-    "info": (InfoMetricFamily, "_info"),
-}
-"""With the suffix that the library adds to the name by itself."""
 _NODE: Final = ("node",)
 _GPU: Final = ("node", "gpu")
 # Not "job" and "namespace": Prometheus gives those to the target that it scrapes.
 _JOB: Final = ("node", "job_namespace", "job_name")
-QUANTILES: Final = ("0.5", "0.99")
-"""Values of the label of that name."""
 UNKNOWN: Final = "unknown"
 """State of a GPU that no job has asked for yet: whether its clocks may be set has not been read."""
 STATES: Final = (*(value.name.lower() for value in Controllability), UNKNOWN)
@@ -188,7 +161,7 @@ class NodeCollector(Collector):
         self._node = node
         self._hub = hub
         self._name = node_name
-        self._series = (*SERIES, *GPU_SERIES) if per_gpu else SERIES
+        self._series = (*SERIES, *ENGINE_SERIES, *(GPU_SERIES if per_gpu else ()))
         self._per_gpu = per_gpu
 
     def collect(self) -> Iterable[Metric]:
@@ -218,6 +191,7 @@ class NodeCollector(Collector):
         for uuid, job in wanted:
             gpus[job].append(workers[uuid])
         yield from self._of_node({uuid for uuid, _ in wanted})
+        yield from engine_samples(self._node)
         for job, of in of_job.items():
             yield from _of_lease(job, of)
             yield from _of_job(job, gpus[job])

@@ -43,7 +43,9 @@ class EngineFollower(Follower):
     def look(self, writes: int, now_us: int, lead: Lead) -> int | None:  # noqa: ARG002 - a follower's arguments
         """Return the instance's clock, MHz; None: the default clocks."""
         worker, instance = self._worker, self._instance
-        choice = instance.look(worker.uuid, worker.governor.applied or 0, now_us)
+        effects = worker.governor.latency.effects
+        effective_us = effects[-1].time_us if effects else 0
+        choice = instance.look(worker.uuid, worker.governor.applied or 0, now_us, effective_us)
         instance.measure(worker.uuid, worker.meter, worker.clocks, now_us)
         self.next_look_us, self.urgent = instance.next_us, choice.urgent
         return choice.clock_mhz or None

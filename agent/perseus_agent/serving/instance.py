@@ -19,10 +19,12 @@ from typing import Final
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import Event, ServingEngine
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_agent.serving.law import Choice, EngineLaw, LawSettings, Reason
+from perseus_agent.serving.boosts import BoostMeter, is_above
+from perseus_agent.serving.law import Choice, EngineLaw, LawSettings
 from perseus_agent.serving.samples import Samples
+from perseus_agent.serving.totals import EngineTotals
 from perseus_agent.serving.windows import Cut, Windows
-from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, EngineSample, ServingLimits
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, ClockReason, EngineOrders, EngineSample, ServingLimits
 from perseus_core.units import s_from_us, us_from_ns, us_from_s
 from perseus_proto.engine_channel import NOTHING_YET, EngineReader
 
@@ -43,6 +45,7 @@ class EngineInstance:
         now_us: int | None = None,
         *,
         settings: LawSettings | None = None,
+        totals: EngineTotals | None = None,
     ) -> None:
         """
         Args:
@@ -52,6 +55,7 @@ class EngineInstance:
             publish: takes its windows, with its job's UID.
             now_us: now, by the machine's clock; None: read it.
             settings: of the law, whose attainment is that of the orders.
+            totals: of the node; None: its own.
         """
         self.engine = engine
         self.bell = reader.event_fd
@@ -65,7 +69,10 @@ class EngineInstance:
         first = reader.read() or NOTHING_YET
         began_us = us_from_ns(time.monotonic_ns()) if now_us is None else now_us
         self._samples = Samples(reader, first)
-        self._windows = Windows(engine, first.counts, began_us)
+        self._totals = totals or EngineTotals()
+        self._windows = Windows(engine, first.counts, began_us, self._totals)
+        self._boost = BoostMeter()
+        self._decided_us = began_us
         self._cuts: list[Cut] = []
         self._orders = _UNORDERED
         self._clock_mhz = DEFAULT_CLOCKS
@@ -73,7 +80,7 @@ class EngineInstance:
         self._settings = settings or LawSettings()
         self._sampled_s = -math.inf
         self._believed = True
-        self._choice = Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
+        self._choice = Choice(DEFAULT_CLOCKS, ClockReason.NO_SAMPLE)
         self._applied_mhz = dict.fromkeys(engine.gpu_uuids, DEFAULT_CLOCKS)
 
     def order(self, orders: EngineOrders | None) -> None:
@@ -91,21 +98,27 @@ class EngineInstance:
                 self._law = EngineLaw(table, settings, self._highest_mhz)
             self.next_us = 0
 
-    def look(self, uuid: str, applied_mhz: int, now_us: int) -> Choice:
+    def look(self, uuid: str, applied_mhz: int, now_us: int, effective_us: int = 0) -> Choice:
         """Return the clock to ask for now.
 
         Args:
             uuid: of the GPU that asks.
             applied_mhz: that is locked on it; `DEFAULT_CLOCKS`: none is.
             now_us: now, by the machine's clock.
+            effective_us: from when on the locked clock is in effect, measured or estimated; 0: it was never changed.
         """
         with self._lock:
             self._applied_mhz[uuid] = applied_mhz
+            boosted_us = self._boost.seen(uuid, applied_mhz, effective_us)
+            if boosted_us is not None:
+                self._totals.boosted(boosted_us)
             if self._reader.acknowledge() or now_us >= self.next_us:
                 before, self._choice = self._choice, self._decide(now_us)
                 self.next_us = now_us + us_from_s(self._settings.period_s)
                 if self._choice.clock_mhz != before.clock_mhz:  # it is about to be; the next look sees whether it is
                     self._applied_mhz = dict.fromkeys(self._applied_mhz, self._choice.clock_mhz)
+                    self._time_boost(before, now_us)
+                self._decided_us = now_us
             self._in_force(now_us)
             return self._choice
 
@@ -116,6 +129,14 @@ class EngineInstance:
                 cut.measure(uuid, meter, readings, now_us)
             while self._cuts and len(self._cuts[0].energies_mj) == len(self.engine.gpu_uuids):
                 self._publish_cut(self._cuts.pop(0))
+
+    def _time_boost(self, before: Choice, now_us: int) -> None:
+        """Time the change to the clock that was just chosen, if it is raised for prompts that wait."""
+        self._boost.replaced()
+        if self._choice.reason is ClockReason.BOOST and is_above(self._choice.clock_mhz, before.clock_mhz):
+            # What the engine said earlier was seen at the look before, whatever time it claims.
+            since_us = max(self._decided_us, min(self._samples.reading.counts.time_us, now_us))
+            self._boost.began(self.engine.gpu_uuids, self._choice.clock_mhz, since_us)
 
     def _in_force(self, now_us: int) -> None:
         """Note the clock that is locked now: where the GPUs differ, the highest."""
@@ -129,18 +150,19 @@ class EngineInstance:
         if self._clock_mhz == FOLLOW_TABLE and self._law is not None:
             return self._law.decide(now_s, [] if sample is None else [sample])
         if self._clock_mhz == DEFAULT_CLOCKS:
-            return Choice(DEFAULT_CLOCKS, Reason.ORDERED)
+            return Choice(DEFAULT_CLOCKS, ClockReason.ORDERED)
         if now_s - self._sampled_s > self._settings.silence_s:
-            return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
+            return Choice(DEFAULT_CLOCKS, ClockReason.NO_SAMPLE)
         if not self._believed:
-            return Choice(DEFAULT_CLOCKS, Reason.IMPOSSIBLE_SAMPLE)
-        return Choice(self._clock_mhz, Reason.ORDERED)
+            return Choice(DEFAULT_CLOCKS, ClockReason.IMPOSSIBLE_SAMPLE)
+        return Choice(self._clock_mhz, ClockReason.ORDERED)
 
     def _note(self, now_s: float, now_us: int, sample: EngineSample | None) -> None:
         """Take in what the engine said."""
         if sample is None:
             return
         self._sampled_s, self._believed = now_s, sample.possible
+        self._totals.sampled(possible=sample.possible)
         counts = self._samples.reading.counts
         if not self._believed:
             self._windows.begin_anew(counts, now_us)

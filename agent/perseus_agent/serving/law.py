@@ -16,60 +16,36 @@ In ten lines:
 >>> table = ClockTable((8, 32), (1.0,), ((900,), (1005,)), (900, 1005, 1200, 1500))
 >>> law = EngineLaw(table, LawSettings(), highest_mhz=1980)
 >>> law.decide(0.1, [EngineSample(0.1, waiting=0, prefilling=0, running=9, kv_share=0.2)])
-Choice(clock_mhz=1005, reason=<Reason.FLOOR: 'Floor'>)
+Choice(clock_mhz=1005, reason=<ClockReason.FLOOR: 'Floor'>)
 >>> law.decide(0.2, [EngineSample(0.2, waiting=1, prefilling=0, running=9, kv_share=0.2)])
-Choice(clock_mhz=0, reason=<Reason.BOOST: 'Boost'>)
+Choice(clock_mhz=0, reason=<ClockReason.BOOST: 'Boost'>)
 >>> law.decide(0.6, [])
-Choice(clock_mhz=0, reason=<Reason.NO_SAMPLE: 'NoSample'>)
+Choice(clock_mhz=0, reason=<ClockReason.NO_SAMPLE: 'NoSample'>)
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
+from perseus_core.serving import DEFAULT_CLOCKS, ClockReason, ClockTable, EngineSample
 
 _MEMORY_FULL: Final = 0.9
 _PREEMPTED_S: Final = 1.0
-
-
-class Reason(enum.Enum):
-    """Why a clock was chosen."""
-
-    FLOOR = "Floor"
-    """The table's."""
-    TRIM = "Trim"
-    """The table's, raised for what was missed."""
-    BOOST = "Boost"
-    """A prompt waits or is partly computed."""
-    HOLD = "Hold"
-    """A boost just ended."""
-    BEYOND_TABLE = "BeyondTable"
-    """No clock but the default ones keeps the limit at this load."""
-    MEMORY_FULL = "MemoryFull"
-    """Keys and values are short of memory."""
-    NO_SAMPLE = "NoSample"
-    """The engine is silent."""
-    IMPOSSIBLE_SAMPLE = "ImpossibleSample"
-    """What it said cannot be true."""
-    ORDERED = "Ordered"
-    """The operator's, which this law does not choose."""
 
 
 class Choice(NamedTuple):
     """A clock in MHz, or `DEFAULT_CLOCKS`, and why."""
 
     clock_mhz: int
-    reason: Reason
+    reason: ClockReason
 
     @property
     def urgent(self) -> bool:
         """Whether its calls go ahead of others in the node's queue."""
-        return self.clock_mhz == DEFAULT_CLOCKS or self.reason is Reason.BOOST
+        return self.clock_mhz == DEFAULT_CLOCKS or self.reason is ClockReason.BOOST
 
 
 @dataclass(frozen=True)
@@ -161,19 +137,19 @@ class EngineLaw:
         for one in samples:
             self._take(now_s, one)
         if now_s - self._sampled_s > self._settings.silence_s:
-            return Choice(DEFAULT_CLOCKS, Reason.NO_SAMPLE)
+            return Choice(DEFAULT_CLOCKS, ClockReason.NO_SAMPLE)
         sample = self._sample
         if sample is None:
-            return Choice(DEFAULT_CLOCKS, Reason.IMPOSSIBLE_SAMPLE)
+            return Choice(DEFAULT_CLOCKS, ClockReason.IMPOSSIBLE_SAMPLE)
         if sample.kv_share > _MEMORY_FULL or now_s - self._preempted_s < _PREEMPTED_S:
-            return Choice(DEFAULT_CLOCKS, Reason.MEMORY_FULL)
+            return Choice(DEFAULT_CLOCKS, ClockReason.MEMORY_FULL)
         floor = self._floor(sample)
         if now_s - self._boosted_s >= self._settings.hold_s:
             return floor
         boost_mhz = self._raised(self._boost_mhz)
         if _below(boost_mhz, floor.clock_mhz):
             return floor
-        return Choice(boost_mhz, Reason.BOOST if self._boosted_s == now_s else Reason.HOLD)
+        return Choice(boost_mhz, ClockReason.BOOST if self._boosted_s == now_s else ClockReason.HOLD)
 
     def _take(self, now_s: float, sample: EngineSample) -> None:
         self._sampled_s = now_s
@@ -199,10 +175,10 @@ class EngineLaw:
         clock_mhz = self.table.clock_mhz(sample.running + sample.prefilling, sample.kv_share)
         if clock_mhz == DEFAULT_CLOCKS:
             self._floor_mhz = self._highest_mhz
-            return Choice(DEFAULT_CLOCKS, Reason.BEYOND_TABLE)
+            return Choice(DEFAULT_CLOCKS, ClockReason.BEYOND_TABLE)
         raised_mhz = self._raised(clock_mhz)
         self._floor_mhz = raised_mhz or self._highest_mhz
-        return Choice(raised_mhz, Reason.TRIM if raised_mhz != clock_mhz else Reason.FLOOR)
+        return Choice(raised_mhz, ClockReason.TRIM if raised_mhz != clock_mhz else ClockReason.FLOOR)
 
     def _raised(self, clock_mhz: int) -> int:
         """Raise a clock of the ladder by the trim."""

@@ -15,9 +15,9 @@ from typing import Final
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import EngineSummary, ServingEngine
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_agent.serving.law import Reason
 from perseus_agent.serving.samples import Counted
-from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES
+from perseus_agent.serving.totals import EngineTotals
+from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, ClockReason
 from perseus_proto.engine_channel import EngineCounts
 
 WINDOW_US: Final = 1_000_000
@@ -64,14 +64,15 @@ class Cut:
 class Windows:
     """The windows of one engine."""
 
-    def __init__(self, engine: ServingEngine, counts: EngineCounts, now_us: int) -> None:
-        """``counts``: what its memory holds now, from which the first window begins."""
+    def __init__(self, engine: ServingEngine, counts: EngineCounts, now_us: int, totals: EngineTotals) -> None:
+        """``counts``: what its memory holds now, from which the first window begins; ``totals``: of the node."""
         self._engine = engine
+        self._totals = totals
         self._number = 0
         self._counts = counts
         self._open = _Open(now_us, {DEFAULT_CLOCKS})
         self._clock_mhz = DEFAULT_CLOCKS
-        self._reason = Reason.NO_SAMPLE.value
+        self._reason = ClockReason.NO_SAMPLE.value
         self._at_us = now_us
 
     def in_force(self, now_us: int, clock_mhz: int, reason: str) -> None:
@@ -109,6 +110,7 @@ class Windows:
             window.default_us += passed_us
         window.mhz_us += self._clock_mhz * passed_us
         window.held_us[self._reason] += passed_us
+        self._totals.held(self._reason, passed_us)
 
     def _window(self, window: _Open, counts: EngineCounts, end_us: int) -> EngineSummary:
         before, after = self._counts, counts

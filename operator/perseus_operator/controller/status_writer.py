@@ -113,6 +113,8 @@ class StatusWriter:
                 quality=report.quality,
                 evidence=report.evidence,
             )
+        if report.pool is not None:
+            self._services.metrics.pools.set_pool(self._ref, report.pool, active=bool(job.nodes.occupied), ready=ready)
         self._services.metrics.set_frontier(self._ref, report.curve)
         self._pending += report.events
         if report.plan and report.plan != self._announced:

@@ -1,7 +1,7 @@
 """The operator's Prometheus series.
 
-Series are per PerseusJob, never per rank, node or iteration, so that their number stays small. Names carry base units.
-The series of a job are removed with the job.
+Series are per PerseusJob or ServingPool (``pool_metrics``), never per rank, node or iteration, so that their number
+stays small. Names carry base units. The series of a job are removed with the job.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from perseus_core.marks import ClockControl
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.jobs.pool_metrics import PoolMetrics
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
@@ -94,7 +95,10 @@ class Metrics:
             (*_JOB, "control"),
         )
         self._class: Gauge = self._new(
-            Gauge, "perseus_job_info", "Always 1; the label names the EnergyClass.", (*_JOB, "energy_class")
+            Gauge,
+            "perseus_job_info",
+            "Always 1; the label names the EnergyClass of a job or pool.",
+            (*_JOB, "energy_class"),
         )
         self._classes: dict[tuple[str, str], str] = {}
         self._values: dict[tuple[str, str], Mapping[str, float | None]] = {}
@@ -114,6 +118,7 @@ class Metrics:
                 _JOB,
             ),
         )
+        self.pools = PoolMetrics(self._new)
         self._budgets: dict[str, Gauge] = {
             name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
         }
@@ -268,7 +273,8 @@ class Metrics:
         self._shown[labels] = shown
 
     def forget_job(self, job: JobRef) -> None:
-        """Remove all series of a job."""
+        """Remove all series of a job, or of a pool."""
+        self.pools.forget_pool(job)
         self.set_frontier(job, ())
         self._shown.pop((job.namespace, job.name), None)
         for series in (*self._gauges.values(), *self._energies):

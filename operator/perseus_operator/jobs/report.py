@@ -10,6 +10,7 @@ from perseus_operator.api.conditions import Condition
 from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.jobs.events import JobEvent
+from perseus_operator.jobs.pool_figures import PoolState
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.solving.quality import CalibrationQuality
@@ -29,6 +30,7 @@ class JobReport:
         stragglers: number of slow pipelines.
         quality: of the latest calibration.
         evidence: how clocks followed plans lately.
+        pool: what the series of a ServingPool say; None: it is none.
         curve: time (µs) and energy (mJ) of one iteration at each point of the frontier.
         plan: the plan that all agents follow; empty: none.
         plan_event: builds the event about that plan.
@@ -45,6 +47,7 @@ class JobReport:
     stragglers: int = 0
     quality: CalibrationQuality | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    pool: PoolState | None = None
     curve: Sequence[tuple[int, int]] = ()
     plan: Mapping[int, int] = field(default_factory=dict)
     plan_event: Callable[[], JobEvent] | None = None

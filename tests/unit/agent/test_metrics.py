@@ -21,8 +21,10 @@ from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.node.leases import LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation
+from perseus_agent.servers.engine_metrics import ENGINE_SERIES
 from perseus_agent.servers.metrics import GPU_SERIES, SERIES, NodeCollector
 from perseus_core.leases import RestingClock
+from perseus_core.serving import ClockReason
 
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -150,6 +152,23 @@ def test_without_a_reading_there_is_no_power(bench: Bench) -> None:
     assert "perseus_node_gpu_power_watts" not in {name for name, _ in bench.series()}
     bench.node.workers[gpu_uuid(0)].governor.controllability = Controllability.MIG
     assert bench.value("perseus_node_gpus", state="mig") == 0, "not before it has been read"
+
+
+def test_a_node_that_serves_nothing_has_no_series_of_engines(bench: Bench) -> None:
+    names = {series.name for series in ENGINE_SERIES}
+    assert not names & {name for name, _ in bench.series()}
+    bench.node.page_faults = {"pod": "its page is too long"}
+    assert bench.value("perseus_agent_metrics_pages", page="failed") == 1
+    totals = bench.node.engine_totals
+    totals.held("ImpossibleSample", 1_500_000)
+    totals.sampled(possible=False)
+    totals.boosted(80_000)
+    assert {name for name, _ in bench.series()} >= names
+    assert bench.value("perseus_agent_engine_seconds_total", limited_by="ImpossibleSample") == 1.5
+    assert bench.value("perseus_agent_engine_samples_refused_total") == 1
+    assert bench.value("perseus_agent_boost_seconds", quantile="0.99") == 0.08
+    reasons = [dict(labels)["limited_by"] for name, labels in bench.series() if "limited_by" in dict(labels)]
+    assert sorted(reasons) == sorted(reason.value for reason in ClockReason), "a counter begins at 0"
 
 
 Step = tuple[int, int]

@@ -10,8 +10,11 @@ import pytest
 from tests.offenders import about_each
 from tests.unit.operator.conftest import Desk, Job
 
-from perseus_agent.servers.metrics import GPU_SERIES, QUANTILES, SERIES, STATES, Series
+from perseus_agent.servers.engine_metrics import ENGINE_SERIES, PAGES
+from perseus_agent.servers.metrics import GPU_SERIES, SERIES, STATES
+from perseus_agent.servers.series import QUANTILES, Series
 from perseus_core.marks import ClockControl, MarkSource
+from perseus_core.serving import ClockReason
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.families.training.features.hardware.hardware import Hardware, hardware_to_status
 from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS, Metrics
@@ -96,7 +99,7 @@ def test_the_reference_names_every_family() -> None:
     assert described == {family.name for family in metrics.registry.collect()}
 
 
-OF_AGENTS = (*SERIES, *GPU_SERIES)
+OF_AGENTS = (*SERIES, *ENGINE_SERIES, *GPU_SERIES)
 ALL = [*Metrics().reference, *((s.name, s.kind, s.labels, s.help) for s in OF_AGENTS)]
 
 
@@ -123,7 +126,7 @@ def test_what_the_agent_describes_is_what_it_exposes() -> None:
         assert family.samples[0].name == series.name
 
 
-VALUES = {"state": len(STATES), "quantile": len(QUANTILES)}
+VALUES = {"state": len(STATES), "quantile": len(QUANTILES), "limited_by": len(ClockReason), "page": len(PAGES)}
 
 
 def test_series_stay_within_their_budgets() -> None:
@@ -131,6 +134,7 @@ def test_series_stay_within_their_budgets() -> None:
         return sum(VALUES.get(series.labels[-1], 1) for series in described)
 
     assert most(GPU_SERIES) <= 23 + 1
+    assert most(ENGINE_SERIES) <= 17
     assert most(series for series in SERIES if "job_name" not in series.labels) <= 27
     assert most(series for series in SERIES if "job_name" in series.labels) <= 10
 
@@ -138,9 +142,10 @@ def test_series_stay_within_their_budgets() -> None:
 def test_no_label_has_more_values_in_a_larger_fleet() -> None:
     """Besides the object of which a series is: of a job, a budget, or the node that an agent runs on."""
     bounded = {"point", "control", "energy_class", "version", "result", "call"}
+    bounded |= {"engine", "time", "limited_by", "verdict"}
     of_operator = {label for _, _, labels, _ in Metrics().reference for label in labels}
     assert of_operator <= bounded | {"job_namespace", "job_name", "budget"}
-    of_agents = {label for series in SERIES for label in series.labels}
+    of_agents = {label for series in (*SERIES, *ENGINE_SERIES) for label in series.labels}
     assert of_agents <= VALUES.keys() | {"node", "job_namespace", "job_name"}
     for _, _, labels, _ in Metrics().reference:
         if "energy_class" in labels:

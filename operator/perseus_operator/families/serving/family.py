@@ -12,6 +12,7 @@ from perseus_operator.families.serving.decide import ServingDecision, decide
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.families.serving.status.conditions import conditions_of
 from perseus_operator.families.serving.status.figures import figures_of, restore_from_status
+from perseus_operator.families.serving.status.series import counts_of, state_of
 from perseus_operator.families.serving.work import run_fit
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.report import JobReport
@@ -50,6 +51,9 @@ class ServingFamily(Family):
         """See ``Family``."""
         if window.pod_uid not in {pod.uid for pod in node.pods}:
             return None
+        spec = self.pool.spec
+        counts = counts_of(window, spec.limits if spec is not None else None)
+        self._services.metrics.pools.count(self._job.ref, counts)
         return True if self.pool.window_reported(window, self._services.wall_s()) else None
 
     # ---------------------------------------------------------------------------------------------------------- decide
@@ -78,5 +82,7 @@ class ServingFamily(Family):
         """See ``Family``."""
         lately = self.pool.requests.of_all()
         return JobReport(
-            conditions=conditions_of(self.pool, decision, lately), figures=figures_of(self.pool, decision, lately)
+            conditions=conditions_of(self.pool, decision, lately),
+            figures=figures_of(self.pool, decision, lately),
+            pool=state_of(self.pool, decision, lately),
         )

@@ -10,6 +10,7 @@ import logging
 from perseus_core.serving import ClockTable
 from perseus_operator.families.serving.features.model.state import KV_CAPACITY, NO_LIMIT_S, FitWork
 from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.jobs.pool_figures import FAILED
 from perseus_operator.jobs.services import Services
 from perseus_solver.errors import SolverError
 from perseus_solver.serving import FitResult, TableRequest, Verdict, clock_table, fit
@@ -19,17 +20,19 @@ logger = logging.getLogger(__name__)
 
 async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> None:
     """Fit, and give the pool what came of it; of an engine that was replaced meanwhile nobody asks any more."""
-    model = pool.model
+    model, metrics = pool.model, services.metrics.pools
     try:
         async with services.fits.turn(pool.job.ref.namespace):
             result, table = await asyncio.to_thread(fit_and_table, wanted)
     except SolverError as error:
         logger.warning("%s: no fit of %d windows: %s", pool.job.ref, len(wanted.windows), error)
         model.fit_failed()
+        metrics.count_fit(pool.job.ref, FAILED)
         return
     except BaseException:
         model.fit_failed()
         raise
+    metrics.count_fit(pool.job.ref, result.verdict.value)
     limits = pool.spec.limits if pool.spec is not None else None
     if limits == wanted.limits:
         model.fitted(result, table)

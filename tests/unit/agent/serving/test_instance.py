@@ -17,8 +17,15 @@ from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.servers.event_messages import event_message
 from perseus_agent.serving.instance import EngineInstance
-from perseus_agent.serving.law import Reason
-from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, ClockTable, EngineOrders, ServingLimits, place_of
+from perseus_core.serving import (
+    DEFAULT_CLOCKS,
+    FOLLOW_TABLE,
+    ClockReason,
+    ClockTable,
+    EngineOrders,
+    ServingLimits,
+    place_of,
+)
 from perseus_proto import engine_channel
 from perseus_proto.engine_channel import ENGINE_MEMORY_BYTES, EngineReader, EngineWriter
 from perseus_proto.engine_hello import EngineHello
@@ -294,7 +301,7 @@ def test_whatever_the_memory_holds_nothing_raises_and_no_clock_is_asked_that_is_
                 bench.writer.step(*[value % 2**40 for value in content[2:6]], step_us=content[8] % 2**40)
             measured_mhz, reason = bench.pause(1)
             assert measured_mhz in allowed
-            assert Reason(reason) is not None
+            assert ClockReason(reason) is not None
             for gpu in GPUS:
                 bench.instance.measure(gpu, EnergyMeter(), [], bench.now_us)
     for _ in range(45):  # until no window waits for its energy any more

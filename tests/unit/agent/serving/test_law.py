@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.serving.law import Choice, EngineLaw, LawSettings, Reason
-from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, MOST_SHARES, ClockTable, EngineSample
+from perseus_agent.serving.law import Choice, EngineLaw, LawSettings
+from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, MOST_SHARES, ClockReason, ClockTable, EngineSample
 
 HIGHEST = 1980
 LADDER = (705, 900, 1005, 1200, 1500, 1800)
@@ -87,27 +87,27 @@ def test_a_silent_engine_runs_at_default_clocks(before: list[EngineSample], sile
     for index, sample in enumerate(before):
         law.decide(index * SETTINGS.period_s, [sample])
     last_s = (len(before) - 1) * SETTINGS.period_s
-    assert law.decide(last_s + silent_s, []) == (DEFAULT_CLOCKS, Reason.NO_SAMPLE)
+    assert law.decide(last_s + silent_s, []) == (DEFAULT_CLOCKS, ClockReason.NO_SAMPLE)
 
 
 def test_three_periods_of_silence_are_not_yet_too_many() -> None:
     clocked = Clocked()
     clocked.settle()
     reasons = [clocked.decide().reason for _ in range(4)]
-    assert reasons == [Reason.FLOOR] * 3 + [Reason.NO_SAMPLE]
+    assert reasons == [ClockReason.FLOOR] * 3 + [ClockReason.NO_SAMPLE]
 
 
 @given(hostile=HOSTILE.filter(lambda sample: not sample.possible), before=st.lists(SAMPLES, max_size=3))
 def test_a_sample_that_cannot_be_true_means_default_clocks(hostile: EngineSample, before: list[EngineSample]) -> None:
     law = EngineLaw(TABLE, SETTINGS, HIGHEST)
     law.decide(0.1, before)
-    assert law.decide(0.2, [hostile]) == (DEFAULT_CLOCKS, Reason.IMPOSSIBLE_SAMPLE)
+    assert law.decide(0.2, [hostile]) == (DEFAULT_CLOCKS, ClockReason.IMPOSSIBLE_SAMPLE)
 
 
 def test_time_that_goes_backwards_cannot_be_true() -> None:
     law = EngineLaw(TABLE, SETTINGS, HIGHEST)
-    assert law.decide(0.1, [replace(QUIET, time_s=5.0)]).reason is Reason.FLOOR
-    assert law.decide(0.2, [replace(QUIET, time_s=4.9)]).reason is Reason.IMPOSSIBLE_SAMPLE
+    assert law.decide(0.1, [replace(QUIET, time_s=5.0)]).reason is ClockReason.FLOOR
+    assert law.decide(0.2, [replace(QUIET, time_s=4.9)]).reason is ClockReason.IMPOSSIBLE_SAMPLE
 
 
 @pytest.mark.parametrize("time_s", [1e300, math.nan, math.inf, -1e300])
@@ -116,7 +116,7 @@ def test_one_time_that_cannot_be_true_does_not_make_all_later_ones_so(time_s: fl
     law.decide(0.1, [replace(QUIET, time_s=0.1)])
     law.decide(0.2, [replace(QUIET, time_s=time_s)])
     law.decide(0.3, [replace(QUIET, time_s=0.3)])
-    assert law.decide(0.4, [replace(QUIET, time_s=0.4)]).reason is Reason.FLOOR
+    assert law.decide(0.4, [replace(QUIET, time_s=0.4)]).reason is ClockReason.FLOOR
 
 
 @given(samples=st.lists(HOSTILE, max_size=8), table=TABLES)
@@ -141,7 +141,7 @@ def test_too_many_shares_are_refused_without_reading_them(field: str) -> None:
     shares: Any = {field: Unread([0.0] * 1_000_000)}
     assert not replace(QUIET, **shares).possible
     assert replace(QUIET, **{field: (0.5,) * MOST_SHARES}).possible  # type: ignore[arg-type]
-    assert Clocked().decide(replace(QUIET, **shares)).reason is Reason.IMPOSSIBLE_SAMPLE
+    assert Clocked().decide(replace(QUIET, **shares)).reason is ClockReason.IMPOSSIBLE_SAMPLE
 
 
 # 2. Default clocks while memory is short.
@@ -149,7 +149,7 @@ def test_too_many_shares_are_refused_without_reading_them(field: str) -> None:
 
 @given(sample=SAMPLES, kv_share=st.floats(0.9, 1.0, exclude_min=True))
 def test_full_memory_means_default_clocks(sample: EngineSample, kv_share: float) -> None:
-    assert Clocked().decide(replace(sample, kv_share=kv_share)) == (DEFAULT_CLOCKS, Reason.MEMORY_FULL)
+    assert Clocked().decide(replace(sample, kv_share=kv_share)) == (DEFAULT_CLOCKS, ClockReason.MEMORY_FULL)
 
 
 def test_a_preemption_means_default_clocks_for_a_second() -> None:
@@ -157,11 +157,11 @@ def test_a_preemption_means_default_clocks_for_a_second() -> None:
     clocked.settle()
     after = replace(QUIET, preempted=1)
     reasons = [clocked.decide(after).reason for _ in range(11)]
-    assert reasons == [Reason.MEMORY_FULL] * 10 + [Reason.FLOOR]
+    assert reasons == [ClockReason.MEMORY_FULL] * 10 + [ClockReason.FLOOR]
 
 
 def test_preemptions_before_the_first_sample_do_not_count() -> None:
-    assert Clocked().decide(replace(QUIET, preempted=7)).reason is Reason.FLOOR
+    assert Clocked().decide(replace(QUIET, preempted=7)).reason is ClockReason.FLOOR
 
 
 # 3. and 4. Boost, and hold.
@@ -179,7 +179,7 @@ def test_a_prompt_is_boosted_at_the_next_decision(
     wanted, floor = table.boosted_mhz(waiting + prefilling), table.clock_mhz(running + prefilling, 0.2)
     assert rank(choice.clock_mhz) == max(rank(wanted), rank(floor))
     if rank(wanted) >= rank(floor):
-        assert choice.reason is Reason.BOOST
+        assert choice.reason is ClockReason.BOOST
         assert choice.urgent, "its calls go ahead of others"
 
 
@@ -188,7 +188,7 @@ def test_a_boost_is_held_and_its_calls_no_longer_overtake() -> None:
     clocked.settle()
     clocked.decide(replace(QUIET, waiting=1))
     held = [clocked.decide(QUIET) for _ in range(3)]
-    assert held == [(900, Reason.HOLD), (705, Reason.FLOOR), (705, Reason.FLOOR)]
+    assert held == [(900, ClockReason.HOLD), (705, ClockReason.FLOOR), (705, ClockReason.FLOOR)]
     assert not held[0].urgent
 
 
@@ -207,11 +207,11 @@ def test_a_boost_does_not_fall_between_the_parts_of_a_queue() -> None:
 def test_otherwise_the_clock_is_the_tables(table: ClockTable, running: int, kv_share: float) -> None:
     choice = Clocked(table).decide(replace(QUIET, running=running, kv_share=kv_share))
     clock_mhz = table.clock_mhz(running, kv_share)
-    assert choice == (clock_mhz, Reason.FLOOR if clock_mhz else Reason.BEYOND_TABLE)
+    assert choice == (clock_mhz, ClockReason.FLOOR if clock_mhz else ClockReason.BEYOND_TABLE)
 
 
 def test_a_load_beyond_the_table_means_default_clocks() -> None:
-    assert Clocked().decide(replace(QUIET, running=33)) == (DEFAULT_CLOCKS, Reason.BEYOND_TABLE)
+    assert Clocked().decide(replace(QUIET, running=33)) == (DEFAULT_CLOCKS, ClockReason.BEYOND_TABLE)
 
 
 # 6. to 9. The trim.
@@ -252,7 +252,7 @@ def test_one_miss_raises_at_once_and_kept_limits_lower_slowly() -> None:
     clocked = Clocked()
     clocked.settle()
     choice = clocked.decide(replace(QUIET, tokens=(1.2,)))
-    assert choice.reason is Reason.TRIM
+    assert choice.reason is ClockReason.TRIM
     assert choice.clock_mhz > 705
     raised, kept = clocked.law.trim, 0
     while clocked.law.trim > 0:
@@ -262,7 +262,7 @@ def test_one_miss_raises_at_once_and_kept_limits_lower_slowly() -> None:
         kept += 1
     share = (1 - SETTINGS.attainment) * SETTINGS.target_share
     assert kept == pytest.approx((1 - share) / share, abs=1.5), "as many as may be kept for one miss"
-    assert clocked.decide(QUIET) == (705, Reason.FLOOR)
+    assert clocked.decide(QUIET) == (705, ClockReason.FLOOR)
 
 
 @given(misses=st.integers(0, 30))

@@ -121,8 +121,7 @@ def _savings(pool: ServingPool) -> PoolSavings | None:
 def _engine(pool: ServingPool) -> EngineStatus | None:
     if not pool.signals.replicas:
         return None
-    replica, table = pool.signals.replicas[0], pool.model.table
-    clocks = [mhz for row in table.clocks_mhz for mhz in row if mhz] if table is not None else []
+    replica = pool.signals.replicas[0]
     missed = tuple(
         MissedClock(clock_megahertz=one.mhz, misses=one.misses, not_before=stamp(min(one.barred_until_s, _FAR_S)))
         for one in pool.trials.missed
@@ -132,7 +131,7 @@ def _engine(pool: ServingPool) -> EngineStatus | None:
         engine=f"{replica.engine.name} {replica.engine.version}"[:_LONGEST_NAME],
         model=replica.engine.model,
         windows=pool.model.count,
-        lowest_megahertz=min(clocks, default=None),
+        lowest_megahertz=pool.model.lowest_mhz,
         missed_clocks=missed or None,
     )
 

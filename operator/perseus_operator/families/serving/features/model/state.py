@@ -123,6 +123,12 @@ class Model:
         self.table, self.wanted = None, True
 
     @property
+    def lowest_mhz(self) -> int | None:
+        """The lowest clock of the table; None: there is none."""
+        rows = self.table.clocks_mhz if self.table is not None else ()
+        return min((mhz for row in rows for mhz in row if mhz), default=None)
+
+    @property
     def explained(self) -> bool:
         """Whether the latest fit explains the engine."""
         return self.result is not None and self.result.verdict is Verdict.EXPLAINED
