@@ -15,6 +15,7 @@ from grafana.fleet import fleet
 from grafana.gpu import gpu
 from grafana.job import job
 from grafana.node import node
+from grafana.serving import serving
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
@@ -48,7 +49,7 @@ baseline are two counters, and their difference is a query.
 def write_observability() -> None:
     """Write rules, dashboards and the metrics page."""
     _write(CHART_FILES / "rules" / "rules.yaml", RULES.read_text(encoding="utf-8"))
-    for name, board in (("fleet", fleet()), ("job", job()), ("node", node()), ("gpu", gpu())):
+    for name, board in (("fleet", fleet()), ("job", job()), ("node", node()), ("gpu", gpu()), ("serving", serving())):
         _write(CHART_FILES / "dashboards" / f"perseus-{name}.json", board)
     _write(ROOT / "docs" / "metrics.md", metrics_page())
 

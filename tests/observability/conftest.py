@@ -24,9 +24,11 @@ from selenium.webdriver.common.by import By
 from tests.waiting import PATIENCE_S
 
 from perseus_core import keys
+from perseus_sim.cluster.live_engines import LiveEngines, start_engines
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv
+from perseus_sim.serving.load import Chat
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -37,14 +39,21 @@ PICTURES = ROOT / "out" / "observability"
 """What the browser has shown, for people to look at; `make pictures` takes those of the documentation from there."""
 A100 = MODELS["a100"]
 STAGES, MICROBATCHES, PIPELINES = 3, 6, 2
-NAMESPACE, JOB = "default", "gpt3"
+NAMESPACE, JOB, POOL = "default", "gpt3", "chat"
 PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
+POOLS = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.POOL_PLURAL)
+LOWEST_MHZ = 1665
+"""Of the pool: three clocks are needed for a model, and each takes some ten seconds."""
+FOUND = {"energy": "31.20%", "low": "28.40%", "high": "33.90%", "blocks": 24, "millijoulesPerToken": 480}
+"""Savings take hours to be known: an earlier operator is said to have stored these."""
 VALUES = {
     "$__rate_interval": "5s",
     "$__range": "20s",
     "$__interval": "1s",
     "$job_namespace": NAMESPACE,
     "$job_name": JOB,
+    "$pool_namespace": NAMESPACE,
+    "$pool_name": POOL,
     "$node": ".*",
 }
 """What Grafana would put in for its variables."""
@@ -75,14 +84,17 @@ def await_true(what: str, check: Callable[[], Any], timeout_s: float = PATIENCE_
 
 
 class World:
-    """Two nodes and a job under a plan that saves energy, one of its pipelines said to be slow."""
+    """Two nodes and a job under a plan that saves energy, one of its pipelines said to be slow; and a third node with
+    a pool of engines."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self.custom = client.CustomObjectsApi(cluster.api)
         csv = profile_csv(STAGES, imbalance=1.3)
         cluster.apply(ROOT / "deploy" / "crds")
-        cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
+        flags = ("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
+        self.engines = self._serve(flags)
+        cluster.start_operator(*flags)
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100, agent_arguments=["--gpu-metrics"])
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
@@ -97,6 +109,29 @@ class World:
         cluster.apply({"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.BUDGET_KIND, **budget})
         await_true("savings are measured", lambda: "savings" in self.status())
         await_true("the model is judged", lambda: "calibration" in self.status(), 90)
+        await_true("clocks follow the load", lambda: self._of_pool("ClocksApplied"), 240)
+
+    def _serve(self, flags: Sequence[str]) -> LiveEngines:
+        """Start engines and their pool, which a first operator sees, and of which it leaves savings behind."""
+        self.cluster.start_operator(*flags)
+        node = self.cluster.add_node("node-serving", 2, MODELS["h100"], driver="h100")
+        requests = [Chat(per_second=3.0).requests(1_800.0, seed=replica) for replica in range(2)]
+        engines = start_engines(self.cluster, node, POOL, requests, gpu="h100", model="llama-3.1-8b")
+        limits = {"timeToFirstToken": {"limit": "250ms"}, "timePerOutputToken": {"limit": "25ms"}}
+        spec = {"objective": limits, "clocks": {"minimumMegahertz": LOWEST_MHZ}, "mode": "Enforce"}
+        api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+        self.cluster.apply(
+            {"apiVersion": api_version, "kind": keys.POOL_KIND, "metadata": {"name": POOL}, "spec": spec}
+        )
+        await_true("the engines are known", lambda: self._of_pool("SignalsReady"))
+        self.cluster.stop_operator()
+        self.custom.patch_namespaced_custom_object_status(*POOLS, POOL, {"status": {"savings": FOUND}})
+        return engines
+
+    def _of_pool(self, condition: str) -> bool:
+        status = self.custom.get_namespaced_custom_object(*POOLS, POOL).get("status", {})
+        found = {each["type"]: each["status"] for each in status.get("conditions", ())}
+        return found.get(condition) == "True"
 
     def apply_job(self, name: str, **changes: Any) -> None:
         pipeline = {
@@ -121,7 +156,9 @@ class World:
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     with SimulatedCluster() as cluster:
-        yield World(cluster)
+        made = World(cluster)
+        yield made
+        made.engines.stop()
 
 
 class Prometheus:

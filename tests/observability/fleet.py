@@ -11,10 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from typing import Any, Final
 
-from perseus_agent.servers.metrics import QUANTILES, SERIES, STATES
+from perseus_agent.servers.engine_metrics import ENGINE_SERIES, PAGES
+from perseus_agent.servers.metrics import SERIES, STATES
+from perseus_agent.servers.series import QUANTILES
+from perseus_core.serving import ClockReason
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, FrontierStatus, StatusFigures
 from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pool_figures import ENGINES, TIMES, PoolCounts, PoolState, SavedShare
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.quality import CalibrationQuality
@@ -25,6 +29,8 @@ JOBS: Final = 2_000
 LARGEST: Final = 4_000
 """Nodes of the first job; the others share the rest."""
 NAMESPACES: Final = 150
+POOLS: Final = 500
+"""Under the names of as many jobs, as none would be in a cluster: queries do not mind."""
 BUDGETS: Final = 60
 FRONTIER: Final = FrontierStatus(
     digest="0" * 64,
@@ -38,12 +44,41 @@ FRONTIER: Final = FrontierStatus(
 )
 QUALITY: Final = CalibrationQuality("0" * 64, True, "", 0.01, 0.05, 40, 0.02)
 VERSIONS: Final = ("0.1.0", "0.2.0")
-_VALUES: Final = {"state": STATES, "quantile": QUANTILES}
+REASONS: Final = [reason.value for reason in ClockReason]
+_VALUES: Final = {"state": STATES, "quantile": QUANTILES, "limited_by": REASONS, "page": PAGES}
 
 
 def job_of(number: int) -> JobRef:
     """One of the jobs, each with a name of its own."""
     return JobRef(f"team-{number % NAMESPACES}", f"job-{number}", f"uid-{number}")
+
+
+def _serve(metrics: Metrics, pool: JobRef, chance: random.Random) -> None:
+    """A pool all of whose series are there."""
+    state = PoolState(
+        pods=dict.fromkeys(ENGINES, chance.randrange(9)),
+        clock_mhz=chance.randrange(900, 1980),
+        limits_s=dict.fromkeys(TIMES, 0.5),
+        attainment={time: chance.uniform(0.98, 1.0) for time in TIMES},
+        attainment_wanted=0.99,
+        saved=SavedShare(chance.uniform(0.1, 0.5), 0.1, 0.5, 40),
+        canary_mhz=900,
+        table=True,
+        lowest_mhz=900,
+        explained=True,
+    )
+    metrics.pools.set_pool(pool, state, active=True, ready=True)
+    work = PoolCounts(
+        requests=chance.randrange(1, 90),
+        judged=dict.fromkeys(TIMES, 90),
+        late=dict.fromkeys(TIMES, 1),
+        prompt_tokens=chance.randrange(1, 9_000),
+        generated_tokens=chance.randrange(1, 9_000),
+        energy_mj=chance.randrange(1, 9_000_000),
+        running_us=chance.uniform(1e6, 1e8),
+        held_us={reason: chance.randrange(1, 10**7) for reason in REASONS},
+    )
+    metrics.pools.count(pool, work)
 
 
 def operators_page(seed: int) -> bytes:
@@ -67,6 +102,8 @@ def operators_page(seed: int) -> bytes:
         )
         metrics.set_frontier(job, [(10_000_000 + point, 50_000_000 - point) for point in range(100)])
         metrics.count_iteration(job, 40_000_000, Measured(10_000_000, 50_000_000, 50))
+    for number in range(POOLS):
+        _serve(metrics, job_of(number), chance)
     for number in range(BUDGETS):
         budget = BudgetFigures(
             jobs=30,
@@ -83,7 +120,7 @@ def operators_page(seed: int) -> bytes:
 def agents_page(seed: int) -> bytes:
     """What all agents together export, each with one job on its node."""
     chance, lines = random.Random(seed), []
-    for series in SERIES:
+    for series in (*SERIES, *ENGINE_SERIES):
         kind = {"info": "gauge"}.get(series.kind, series.kind)
         lines.append(f"# TYPE {series.name} {kind}")
         more = next((label for label in series.labels if label in _VALUES), "")

@@ -24,6 +24,8 @@ VALUES = {
     "$__interval": f"{EVERY_S}s",
     "$job_namespace": LARGEST.namespace,
     "$job_name": LARGEST.name,
+    "$pool_namespace": LARGEST.namespace,
+    "$pool_name": LARGEST.name,
     "$node": ".*",
 }
 """The largest job, and all nodes."""

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from tests.dashboards import BOARDS, filled, panels, queries
-from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, VALUES, Prometheus, World, await_true
+from tests.observability.conftest import JOB, NAMESPACE, PLACE, POOL, ROOT, RULES, VALUES, Prometheus, World, await_true
 
+from perseus_agent.servers.engine_metrics import ENGINE_SERIES
 from perseus_agent.servers.metrics import GPU_SERIES
 from perseus_core import keys
 from perseus_operator.plugin import cli
 
+OF_ENGINES = "|".join(series.name for series in ENGINE_SERIES)
 _COMPARISON = re.compile(r"\s(?:==|<=|>=|>|<)\s")
 
 
@@ -144,7 +146,8 @@ def test_scraping_renames_no_label(prometheus: Prometheus) -> None:
 def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: Prometheus) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     budget = re.search(
-        r"(\d+) for each PerseusJob, (\d+) for each node with GPUs, (\d+) for each job on a\s+node.*"
+        r"(\d+) for each PerseusJob, (\d+) for each node with GPUs, (\d+) for each job on a\s+node, (\d+) for each"
+        r"\s+ServingPool, (\d+) more for each node that serves.*"
         r"exports\s+(\d+) more for each GPU",
         page,
         re.DOTALL,
@@ -152,8 +155,10 @@ def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: 
     assert budget
     counted = (
         f'count({{__name__=~"perseus_.+", job_name="{JOB}", node=""}})',
-        'max(count by (node) ({__name__=~"perseus_.+", node!="", job_name="", gpu=""}))',
+        f'max(count by (node) ({{__name__=~"perseus_.+", __name__!~"{OF_ENGINES}", node!="", job_name="", gpu=""}}))',
         f'max(count by (node) ({{__name__=~"perseus_.+", job_name="{JOB}", node!="", gpu=""}}))',
+        f'count({{__name__=~"perseus_.+", job_name="{POOL}", node=""}})',
+        f'max(count by (node) ({{__name__=~"{OF_ENGINES}"}}))',
         'max(count by (gpu) ({__name__=~"perseus_.+", gpu!=""}))',
     )
     for query, most in zip(counted, budget.groups(), strict=True):
@@ -192,7 +197,9 @@ def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> 
         return prometheus.values("job:perseus_saved_ratio:baseline") == pytest.approx([saved], abs=0.02)
 
     await_true("savings agree", agreed)
-    await_true("all GPUs are shown", lambda: prometheus.values("sum(perseus_node_job_gpus)") == [6.0])
+    await_true(
+        "all GPUs are shown", lambda: prometheus.values(f'sum(perseus_node_job_gpus{{job_name="{JOB}"}})') == [6.0]
+    )
     power = "sum(rate(perseus_node_gpu_energy_joules_total[10s]))"
     await_true("GPUs draw power", lambda: sum(prometheus.values(power)) > 0)
 
