@@ -63,15 +63,17 @@ def test_troubleshooting_has_a_section_for_every_condition() -> None:
 def test_the_series_of_a_fleet_are_counted_by_what_each_object_has() -> None:
     stated = re.search(
         r"(\d+) for each PerseusJob, (\d+) for each node with GPUs, (\d+) for each job on a\s+node,"
-        r" (\d+) for each PowerBudget.*exports\s+(\d+) more for each GPU",
+        r" (\d+) for each\s+ServingPool, (\d+) more for each node that serves, (\d+) for each PowerBudget"
+        r".*exports\s+(\d+) more for each GPU",
         text_of(DOCS / "metrics.md"),
         re.DOTALL,
     )
     assert stated
-    of_job, of_node, of_job_on_node, of_budget, of_gpu = map(int, stated.groups())
+    of_job, of_node, of_job_on_node, of_pool, of_engines, of_budget, of_gpu = map(int, stated.groups())
     page = text_of(DOCS / "scale.md")
     assert f"{of_node} × nodes + {of_job_on_node} × (jobs on each node" in page
     assert f"{of_job} × PerseusJobs + {of_budget} × PowerBudgets" in page
+    assert f"{of_pool} × ServingPools + {of_engines} × nodes that serve" in page
     assert f"{of_gpu} × GPUs" in page
     nodes, jobs = 12_500, 2_000
     of_fleet = nodes * of_node, nodes * of_job_on_node, jobs * of_job

@@ -31,6 +31,8 @@ LARGEST: Final = 4_000
 NAMESPACES: Final = 150
 POOLS: Final = 500
 """Under the names of as many jobs, as none would be in a cluster: queries do not mind."""
+SERVES: Final = 10
+"""Each tenth node has engines."""
 BUDGETS: Final = 60
 FRONTIER: Final = FrontierStatus(
     digest="0" * 64,
@@ -124,7 +126,7 @@ def agents_page(seed: int) -> bytes:
         kind = {"info": "gauge"}.get(series.kind, series.kind)
         lines.append(f"# TYPE {series.name} {kind}")
         more = next((label for label in series.labels if label in _VALUES), "")
-        for number in range(NODES):
+        for number in range(0, NODES, SERVES if series in ENGINE_SERIES else 1):
             labels = f'node="node-{number:05}"'
             if "job_name" in series.labels:
                 job = job_of(0 if number < LARGEST else number % JOBS)
