@@ -48,13 +48,14 @@ class World:
     async def start(self) -> None:
         """The next operator."""
         self._number += 1
+        self.metrics = Metrics()
         connection, identity = LeaseConnection(self.leases), f"own_{self._number}"
         settings = Settings(insecure=True, namespaces="ns", lease_ttl_s=15.0)
         services = Services(
             kube=self.cluster,  # type: ignore[arg-type]
             agents=AgentPool(None, timeout_s=5.0),
             solver=None,  # type: ignore[arg-type]
-            metrics=Metrics(),
+            metrics=self.metrics,
             epochs=Epochs(connection, identity),
             limits=settings.limits,
             namespaces=settings.namespace_list,
@@ -67,6 +68,10 @@ class World:
         await operator.start()
         for body in list(self.cluster.jobs.values()):
             operator.observe_job(body, keys.POOL_KIND)
+
+    def shown(self, series: str, **more: str) -> float | None:
+        """The value of a series of the pool; None: it is not exposed."""
+        return self.metrics.registry.get_sample_value(series, {"job_namespace": "ns", "job_name": "pool", **more})
 
     def condition(self, kind: str) -> tuple[str, str]:
         status = self.cluster.jobs[UID].get("status", {})
@@ -124,6 +129,10 @@ async def test_a_pool_finds_its_table_and_keeps_it_through_restarts() -> None:
         await until(lambda: made.condition("SignalsReady") == ("True", "SignalsSeen"))
         await until(lambda: made.followers() == 2)
         await until(lambda: made.condition("ClocksApplied") == ("True", "TableInForce"))
+        await until(lambda: made.shown("perseus_pool_ready") == made.shown("perseus_pool_table") == 1)
+        assert made.shown("perseus_pool_pods", engine="seen") == 2
+        assert made.shown("perseus_pool_fits_total", verdict="Explained")
+        assert made.shown("perseus_pool_generated_tokens_total")
 
         await made.agents[1].crash()
         await made.agents[1].serve()
@@ -139,3 +148,4 @@ async def test_a_pool_finds_its_table_and_keeps_it_through_restarts() -> None:
 
         made.operator.job_deleted(UID)
         await until(lambda: not list(made.agents[0].leases.all()))
+        await until(lambda: b"perseus_pool_ready{" not in made.metrics.exposition())
