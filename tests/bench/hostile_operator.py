@@ -22,7 +22,7 @@ import numpy as np
 from perseus_core import keys
 from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.schema import parse_spec
-from perseus_operator.classes.energy_classes import EnergyClasses
+from perseus_operator.classes.energy_classes import INTERVAL_S, EnergyClasses
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.known_jobs import KnownJobs
@@ -273,7 +273,7 @@ async def _served_s(*, beside: bool) -> float:
     async def tick() -> None:
         while True:
             await classes.tick(Now(perf_counter(), 1e9), pods, jobs, {})
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(INTERVAL_S)
 
     pool, worst_s = SolverPool(workers=2, timeout_s=600, memory_mib=2048), 0.0
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(tick())]

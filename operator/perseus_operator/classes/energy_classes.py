@@ -44,8 +44,11 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
 """After one attempt to make a job, two, ...; the last repeats. A change of any EnergyClass ends the wait."""
-_AT_ONCE: Final = 16
-"""Jobs made in one go; more wait for the next. Namespaces take turns."""
+INTERVAL_S: Final = 0.25
+"""Between two goes: so long a pod waits at most before its job is made."""
+_AT_ONCE: Final = 4
+"""Jobs made in one go; more wait for the next. Namespaces take turns. Sixteen a second are about what an API server
+takes beside its other work."""
 _LOOKED_AT: Final = 500
 """Jobs that are looked at in one step of the event loop."""
 
@@ -143,7 +146,7 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         jobs: Mapping[JobKey, Mapping[str, Any]],
         pools: Mapping[JobKey, Mapping[str, Any]],
     ) -> None:
-        """Make the jobs that are missing, and write what has changed. Call it about once a second.
+        """Make the jobs that are missing, and write what has changed. Call it every `INTERVAL_S`.
 
         Args:
             now: the time.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.budgets.power_budgets import OtherJob, PowerBudgets
-from perseus_operator.classes.energy_classes import EnergyClasses
+from perseus_operator.classes import energy_classes
 from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.clients.kube.pods import pod_of
@@ -46,8 +46,6 @@ _AGENTS_S: Final = 0.2
 """How often jobs are informed of agents that have come or gone."""
 _SHARING_S: Final = 1.0
 """How often the shares of PowerBudgets are decided."""
-_CLASSES_S: Final = 1.0
-"""How often PerseusJobs and ServingPools of EnergyClasses are made."""
 _NEW_GARBAGE_S: Final = 60.0
 _GARBAGE_S: Final = 600.0
 """How often garbage is sought among the objects of the last minute, and among all. Python by itself seeks it by number:
@@ -72,7 +70,7 @@ class Operator:
         self._settings = settings
         self._kinds = kinds
         self._kube = kube
-        self.classes = EnergyClasses(kube, grace_s=_UNOBSERVED_S)
+        self.classes = energy_classes.EnergyClasses(kube, grace_s=_UNOBSERVED_S)
         self._services = services
         self._jobs = KnownJobs(settings.jobs_per_namespace)
         """Every PerseusJob as it was observed last: those of other replicas may become ours."""
@@ -131,7 +129,7 @@ class Operator:
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
         if not self._settings.namespace_list:
-            self._tasks.append(asyncio.create_task(self._every(_CLASSES_S, self._make_jobs)))
+            self._tasks.append(asyncio.create_task(self._every(energy_classes.INTERVAL_S, self._make_jobs)))
         self._tasks += [asyncio.create_task(self._every(_RESYNC_S, work)) for work in restore]
 
     async def close(self) -> None:

@@ -112,12 +112,15 @@ def problem_of(request: SolveRequest, profile: Profile | None = None) -> Problem
         request: what to solve.
         profile: of the request, parsed; None: it is parsed here.
     """
-    from perseus_solver.calibration import Calibration
     from perseus_solver.model.problem import build_problem
 
     profile = profile or profile_of(request)
     schedule = schedule_of(request, profile)
-    calibration = Calibration.from_json(request.calibration) if request.calibration else None
+    calibration = None
+    if request.calibration:
+        from perseus_solver.calibration import Calibration
+
+        calibration = Calibration.from_json(request.calibration)
     return build_problem(
         profile, schedule, blocking_power_w=w_from_mw(request.blocking_power_mw), calibration=calibration
     )

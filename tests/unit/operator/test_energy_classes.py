@@ -19,6 +19,7 @@ from perseus_core import keys
 from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.schema import parse_spec
+from perseus_operator.classes import energy_classes
 from perseus_operator.errors import InvalidSpec, KubeUnavailable
 from perseus_operator.objects.values import Now, Owner, Pod
 
@@ -168,7 +169,7 @@ async def test_many_jobs_are_made_a_few_at_a_time(site: Site) -> None:
         site.run(f"p-{number}", job=f"job-{number}")
     await site.tick()
     assert 0 < len(site.api.jobs) < 40
-    for _ in range(3):
+    for _ in range(10):
         await site.tick(1.0)
     assert len(site.api.jobs) == 40
 
@@ -297,7 +298,7 @@ async def test_every_namespace_gets_its_turn_in_each_round(asked: list[tuple[str
         site.pods[namespace, f"t-{number}"] = {"u": pod_of_namespace(namespace, number, "no-such-class")}
     chosen = await site.classes._due(Now(1e6, 1e6), site.pods, {}, {})
     first = [key[0] for key, _ in chosen][: len({namespace for namespace, _ in asked})]
-    assert len(chosen) == min(16, len(site.pods))
+    assert len(chosen) == min(energy_classes._AT_ONCE, len(site.pods))
     assert len(set(first)) == len(first)
 
 
