@@ -19,7 +19,7 @@ from perseus_operator.clients.kube.leases import EPOCH_LEASE, LeaseClient
 from perseus_operator.clients.solvers import SolverWorkers
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
-from perseus_operator.errors import KubeError
+from perseus_operator.errors import KubeError, UnusableArgument
 from perseus_operator.families.registry import FAMILIES, Kind
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.services import Services
@@ -161,6 +161,9 @@ def main(kinds: Sequence[Kind] = FAMILIES) -> None:
     bypass_proxies()
     try:
         epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
+    except UnusableArgument as error:
+        logger.error("cannot start: no service account, and %s", error)
+        sys.exit(2)
     except KubeError as error:
         # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
         logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)

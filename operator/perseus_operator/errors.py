@@ -8,6 +8,7 @@ OperatorError
 ├── SolveFailed          the solver refused or failed: waits for an edit
 │   └── SolveTimeout     … or exceeded its deadline
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for the user
+├── UnusableArgument     kubectl perseus was given what cannot be used: one line for the user
 ├── NotAllowed           a caller whose certificate carries no allowed name
 ├── StaleEpoch           a caller has seen a newer operator, or this one has been replaced
 ├── UnknownJob           a caller names a job or GPU that this operator does not serve
@@ -59,6 +60,10 @@ class SolveTimeout(SolveFailed):
 
 class CannotAnswer(OperatorError):
     """What a user requested with kubectl perseus is not there, or access is denied."""
+
+
+class UnusableArgument(OperatorError):
+    """What a user typed cannot be used, or the file that it names."""
 
 
 class NotAllowed(OperatorError):

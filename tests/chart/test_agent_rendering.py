@@ -126,6 +126,7 @@ def node_matches(agent: Any, labels: dict[str, str]) -> bool:
     holds = {
         "In": lambda e: labels.get(e["key"]) in e["values"],
         "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
+        "Exists": lambda e: e["key"] in labels,
         "DoesNotExist": lambda e: e["key"] not in labels,
     }
     affinity = agent.get("affinity")
@@ -156,12 +157,19 @@ def test_agents_run_on_gpu_nodes_and_stop_for_a_driver_upgrade(
     assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
 
 
+@pytest.mark.parametrize("node", NODES)
+def test_on_which_nodes_of_which_platform_an_agent_runs(render: Render, node: str) -> None:
+    runs, labels = NODES[node]
+    assert node_matches(pod(render(), AGENT), labels) is runs
+
+
 RELEASED = [
     {keys.LABEL_RELEASE_GPUS: "true"},
     {"nvidia.com/gpu-driver-upgrade-state": "pod-deletion-required"},
     {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"},
     {"nvidia.com/gpu.deploy.device-plugin": "false"},  # NVSentinel before it resets a GPU
     {"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"},
+    {"cloud.google.com/gke-gpu-driver-version": "reset"},  # gpu-reset-tool of container-engine-accelerators
 ]
 KEPT = [
     {keys.LABEL_RELEASE_GPUS: "false"},

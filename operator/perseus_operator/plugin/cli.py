@@ -26,6 +26,7 @@ from perseus_operator.errors import (
     KubeForbidden,
     KubeNotFound,
     KubeUnavailable,
+    UnusableArgument,
 )
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
@@ -72,7 +73,8 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
         err: receives one line if the command fails.
 
     Returns:
-        The exit code: 0 done, 1 refused or not there, 3 cluster unreachable.
+        The exit code: 0 done, 1 refused or not there, 2 a file that the arguments name cannot be used, 3 cluster
+        unreachable.
 
     Raises:
         SystemExit: the arguments are wrong (code 2), or ``--help`` was given (code 0).
@@ -82,6 +84,9 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
         kube = KubeReader(options.kubeconfig, options.context)
         namespace = options.namespace or kube.namespace
         document, text = options.command(kube, namespace, options, _terminal(out))
+    except UnusableArgument as error:
+        err.write(f"{_PROGRAM}: {error}\n")
+        return USAGE
     except KubeUnavailable as error:
         err.write(f"{_PROGRAM}: {error}\n")
         return UNREACHABLE
@@ -170,7 +175,11 @@ def _place(everywhere: str | None) -> str:
 def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
     everywhere = options.all_namespaces
     access = Access(
-        options.prometheus_token_file, options.prometheus_ca, options.prometheus_cert, options.prometheus_key
+        options.prometheus_user,
+        options.prometheus_token_file,
+        options.prometheus_ca,
+        options.prometheus_cert,
+        options.prometheus_key,
     )
     query = Prometheus(options.prometheus, access)
     document = energy_report(query, options.since, options.by, None if everywhere else namespace)
@@ -238,8 +247,11 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="of the site; default: PERSEUS_PROMETHEUS, or http://localhost:9090",
     )
+    shown.add_argument(
+        "--prometheus-user", metavar="NAME", help="whose password the token is; default: it is a bearer token"
+    )
     for name, what in (
-        ("token-file", f"holds the bearer token that it wants; default: the token in {ENV_TOKEN}, if there is one"),
+        ("token-file", f"holds the token that it wants; default: the token in {ENV_TOKEN}, if there is one"),
         ("ca", "authority (PEM) of its certificate; default: the system's"),
         ("cert", "certificate (PEM) that it wants from you; needs --prometheus-key"),
         ("key", "private key (PEM) of that certificate"),

@@ -6,20 +6,25 @@ server's own message.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import kubernetes.client as k8s
 import kubernetes.config as k8s_config
 import urllib3.exceptions
-import yaml
 
 from perseus_core import keys
-from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
+from perseus_operator.clients.kube.kubeconfig import reading_kubeconfig
+from perseus_operator.errors import (
+    KubeConflict,
+    KubeError,
+    KubeForbidden,
+    KubeNotFound,
+    KubeUnavailable,
+    UnusableArgument,
+)
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_runtime.addresses import parse_url
 
@@ -43,32 +48,22 @@ class KubeReader:
             context: of the kubeconfig; None: the current one.
 
         Raises:
-            KubeUnavailable: there is none, or it has no such context.
+            UnusableArgument: there is none, or it has no such context.
         """
         loader: Any = k8s_config
-        with _problems() as problems:
+        with reading_kubeconfig(loader.ConfigException, kubeconfig):
+            contexts, active = loader.list_kube_config_contexts(config_file=kubeconfig)
+            if context is not None:
+                active = next((found for found in contexts if found["name"] == context), None)
+                if active is None:
+                    raise UnusableArgument(f"--context: the kubeconfig has no context {context!r}")
+            api = loader.new_client_from_config(config_file=kubeconfig, context=context)
             try:
-                contexts, active = loader.list_kube_config_contexts(config_file=kubeconfig)
-                if context is not None:
-                    active = next((found for found in contexts if found["name"] == context), None)
-                    if active is None:
-                        raise KubeUnavailable(f"--context: the kubeconfig has no context {context!r}")
-                api = loader.new_client_from_config(config_file=kubeconfig, context=context)
                 parse_url(api.configuration.host)
-            except loader.ConfigException as error:
-                raise KubeUnavailable(f"no usable kubeconfig: {error}") from error
-            except OSError as error:
-                raise KubeUnavailable(f"no usable kubeconfig: {error.filename}: {error.strerror}") from error
-            except yaml.YAMLError as error:
-                raise KubeUnavailable(f"no usable kubeconfig: it is no YAML: {_one_line(error)}") from error
             except ValueError as error:
-                raise KubeUnavailable(f"no usable kubeconfig: server: {_one_line(error)}") from error
-            except (AttributeError, KeyError, TypeError) as error:
-                raise KubeUnavailable(f"no usable kubeconfig: it is none: {_one_line(error)}") from error
-        if problems:  # kubectl ends here, too
-            raise KubeUnavailable(f"no usable kubeconfig: {_one_line(problems[0])}")
+                raise UnusableArgument(f"no usable kubeconfig: server: {error}") from error
+            self.namespace: str = active["context"].get("namespace") or "default"
         api.configuration.retries = 1
-        self.namespace: str = active["context"].get("namespace") or "default"
         self._api: Any = api
         self._custom: Any = k8s.CustomObjectsApi(api)
 
@@ -246,24 +241,6 @@ class KubeReader:
         return self._custom.patch_namespaced_custom_object(
             *_resource(namespace, name), body, _content_type=_MERGE, **_PATIENCE
         )
-
-
-@contextlib.contextmanager
-def _problems() -> Iterator[list[str]]:
-    """What the client logs instead of raising it: that the command which fetches a token has failed."""
-    found: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield found
-    finally:
-        root.removeHandler(handler)
-
-
-def _one_line(what: object) -> str:
-    return " ".join(str(what).split())[:300]
 
 
 _PATIENCE: Final = {"_request_timeout": _TIMEOUT_S}

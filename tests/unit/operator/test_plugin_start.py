@@ -110,8 +110,8 @@ def test_a_kubeconfig_without_an_address_is_one_line(tmp_path: Path) -> None:
         )
     )
     err = io.StringIO()
-    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
-    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: server: ")
+    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.USAGE
+    assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: a value cannot be used: ")
     assert len(err.getvalue().splitlines()) == 1
 
 
@@ -144,9 +144,9 @@ def test_what_is_no_kubeconfig_is_one_line(text: str, message: str, tmp_path: Pa
     file = tmp_path / "kubeconfig"
     file.write_text(text)
     err = io.StringIO()
-    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.UNREACHABLE
+    assert cli.run(["list", "--kubeconfig", str(file)], io.StringIO(), err) == cli.USAGE
     assert err.getvalue().startswith("kubectl perseus: no usable kubeconfig: ")
     assert message in err.getvalue()
     assert len(err.getvalue().splitlines()) == 1
-    assert cli.run(["list", "--kubeconfig", str(tmp_path)], io.StringIO(), err) == cli.UNREACHABLE
+    assert cli.run(["list", "--kubeconfig", str(tmp_path)], io.StringIO(), err) == cli.USAGE
     assert "Is a directory" in err.getvalue()

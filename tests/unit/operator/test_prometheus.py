@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import io
 import json
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.errors import CannotAnswer, InvalidSpec
+from perseus_operator.errors import CannotAnswer, UnusableArgument
 from perseus_operator.plugin import cli
 from perseus_operator.plugin.prometheus import Access, Prometheus
 from perseus_sim.cluster.pki import Authority, write_pairs
@@ -107,18 +108,50 @@ def test_one_that_wants_a_token_gets_it(server: Answers, tmp_path: Path) -> None
         ask(server.url, PERSEUS_PROMETHEUS_TOKEN="another")
 
 
+def test_one_behind_basic_authentication_gets_a_user_and_its_password(server: Answers, tmp_path: Path) -> None:
+    """Source: fluxcd/flagger issue 1064, robusta-dev/krr issue 170: a Prometheus behind basic authentication."""
+    server.status, server.headers = 401, {"WWW-Authenticate": 'Basic realm="prometheus"'}
+    with pytest.raises(CannotAnswer, match="answers 401: it wants a user and a password; see --prometheus-user and PE"):
+        ask(server.url)
+    server.status, server.headers = 200, {}
+    file = tmp_path / "password"
+    file.write_text("pä ss:wörd\n", encoding="utf-8")
+    assert ask(server.url, Access(user="jo", token_file=file)) == []
+    assert ask(server.url, Access(user="jo"), PERSEUS_PROMETHEUS_TOKEN="pä ss:wörd") == []
+    sent = base64.b64encode("jo:pä ss:wörd".encode()).decode()
+    assert server.tokens[1:] == [f"Basic {sent}"] * 2
+    with pytest.raises(UnusableArgument, match="--prometheus: must be https://"):
+        ask("http://prometheus.example", Access(user="jo"), PERSEUS_PROMETHEUS_TOKEN=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "message"),
+    [
+        ("jo", "", "--prometheus-user: needs a password"),
+        ("jo", f"{SECRET}\nHost: x", "--prometheus-user: needs a password, one line"),
+        ("j:o", SECRET, "--prometheus-user: must be a name"),
+        ("", SECRET, "--prometheus-user: must be a name"),
+        ("j\no", SECRET, "--prometheus-user: must be a name"),
+    ],
+)
+def test_what_is_no_user_or_password_is_refused_and_not_shown(user: str, password: str, message: str) -> None:
+    with pytest.raises(UnusableArgument, match=message) as refusal:
+        ask("https://prometheus.example", Access(user=user), PERSEUS_PROMETHEUS_TOKEN=password)
+    assert SECRET not in str(refusal.value)
+
+
 @pytest.mark.parametrize("token", [f"{SECRET}\r\nHost: x", f"{SECRET} two", f"{SECRET}\x7f", f"{SECRET}é"])
 def test_what_is_no_token_is_refused_and_not_shown(token: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     for access, environment in ((Access(token_file=file), {}), (Access(), {"PERSEUS_PROMETHEUS_TOKEN": token})):
-        with pytest.raises(InvalidSpec, match="must hold one token") as refusal:
+        with pytest.raises(UnusableArgument, match="must hold one token") as refusal:
             ask("https://prometheus.example", access, **environment)
         assert SECRET not in str(refusal.value)
 
 
 def test_a_token_goes_to_its_address_alone(server: Answers) -> None:
-    with pytest.raises(InvalidSpec, match="--prometheus: must be https:// where a token is sent, or on loopback"):
+    with pytest.raises(UnusableArgument, match="--prometheus: must be https:// where a token is sent, or on loopback"):
         ask("http://prometheus.example", PERSEUS_PROMETHEUS_TOKEN=SECRET)
     server.status, server.headers = 302, {"Location": f"{server.url}/elsewhere"}
     with pytest.raises(CannotAnswer, match="answers 302: it is elsewhere"):
@@ -174,7 +207,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (Access(cert=page), "--prometheus-cert, --prometheus-key: one needs the other"),
         (Access(cert=page, key=page), "--prometheus-cert, --prometheus-key: must be PEM files"),
     ):
-        with pytest.raises(InvalidSpec, match=message):
+        with pytest.raises(UnusableArgument, match=message):
             ask("https://prometheus.example", access)
 
 

@@ -11,6 +11,7 @@ import aiohttp
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
 
+from perseus_operator.clients.kube.kubeconfig import reading_kubeconfig
 from perseus_operator.errors import (
     KubeConflict,
     KubeError,
@@ -42,16 +43,14 @@ class KubeRequests:
         """Connect with the service account of this pod, or else with the kubeconfig.
 
         Raises:
-            KubeUnavailable: there is neither.
+            UnusableArgument: there is neither.
         """
         configuration = k8s.Configuration()
         try:
             _config.load_incluster_config(client_configuration=configuration)
         except _config.ConfigException:
-            try:
+            with reading_kubeconfig(_config.ConfigException):
                 await _config.load_kube_config(client_configuration=configuration)
-            except _config.ConfigException as error:
-                raise KubeUnavailable(f"neither a service account nor a usable kubeconfig: {error}") from error
         return cls(k8s.ApiClient(configuration))
 
     async def close(self) -> None:
