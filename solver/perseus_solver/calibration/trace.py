@@ -286,7 +286,11 @@ def _text(source: Source, file: str) -> str:
     if isinstance(source, str):
         return source
     try:
-        data = source.read_bytes() if isinstance(source, Path) else source
+        if isinstance(source, Path):
+            with source.open("rb") as raw:
+                data = raw.read(MAX_BYTES + 1)
+        else:
+            data = source
         if data[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(data)) as stream:
                 data = stream.read(MAX_BYTES + 1)

@@ -132,9 +132,8 @@ def _load(source: str | bytes | Path) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        if source.is_file() and source.stat().st_size > MAX_BYTES:
-            raise InvalidProfile(f"profile {source} is too large: at most {MAX_BYTES >> 20} MiB")
-        return source.read_bytes()
+        with source.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidProfile(f"profile {source} cannot be read: {error.strerror or error}") from error
 

@@ -96,7 +96,8 @@ def write_schedule(schedule: Schedule) -> str:
 def _cells(source: str | bytes | Path) -> list[list[str]]:
     if isinstance(source, Path):
         try:
-            data: str | bytes = source.read_bytes()
+            with source.open("rb") as file:
+                data: str | bytes = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InvalidSchedule(f"schedule CSV {source} cannot be read: {error.strerror or error}") from error
     else:
