@@ -48,4 +48,8 @@ GPU_LABELS = [
     {"feature.node.kubernetes.io/pci-0300_10de.present": "true"},
     {"feature.node.kubernetes.io/cpu-model.vendor_id": "NVIDIA"},
     {"nvidia.com/gpu.present": "true"},
+    {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"},
+    {"kubernetes.azure.com/accelerator": "nvidia"},
+    {"karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"},
+    {"eks.amazonaws.com/instance-gpu-manufacturer": "nvidia"},
 ]

@@ -27,6 +27,84 @@ from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shim_gpu import STATE
 
+NODES: dict[str, tuple[bool, dict[str, str]]] = {
+    # cloudpilot-ai/karpenter-provider-gcp issues 319 and 449: what GKE's own pools have, its plugin and driver need
+    "GKE, its own plugin": (
+        True,
+        {
+            "cloud.google.com/gke-accelerator": "nvidia-h100-80gb",
+            "cloud.google.com/gke-gpu": "true",
+            "cloud.google.com/gke-gpu-driver-version": "default",
+            "cloud.google.com/gke-nodepool": "gpus",
+            "node.kubernetes.io/instance-type": "a3-highgpu-8g",
+        },
+    ),
+    # GoogleCloudPlatform/container-engine-accelerators, gpu-reset-tool: before it resets a GPU
+    "GKE, a GPU is reset": (
+        False,
+        {
+            "cloud.google.com/gke-accelerator": "nvidia-h100-80gb",
+            "cloud.google.com/gke-gpu-driver-version": "reset",
+            "gke-no-default-nvidia-gpu-device-plugin": "true",
+        },
+    ),
+    "GKE, a TPU": (False, {"cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice"}),
+    "GKE, no GPU": (False, {"cloud.google.com/gke-nodepool": "default-pool"}),
+    # kubectl describe node of a pool of Standard_NC6s_v3, and kubernetes/autoscaler issue 2987
+    "AKS, its GPU image": (
+        True,
+        {
+            "accelerator": "nvidia",
+            "kubernetes.azure.com/accelerator": "nvidia",
+            "kubernetes.azure.com/agentpool": "gpunp",
+            "kubernetes.azure.com/mode": "user",
+            "node.kubernetes.io/instance-type": "Standard_NC6s_v3",
+        },
+    ),
+    # Documentation of EKS, ml-workload-placement, and aws/karpenter-provider-aws pull request 1857
+    "EKS, Karpenter": (
+        True,
+        {
+            "karpenter.k8s.aws/instance-gpu-count": "8",
+            "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",
+            "karpenter.k8s.aws/instance-gpu-name": "h100",
+            "node.kubernetes.io/instance-type": "p5.48xlarge",
+        },
+    ),
+    "EKS, Karpenter, AMD": (False, {"karpenter.k8s.aws/instance-gpu-manufacturer": "amd"}),
+    "EKS, Auto Mode": (
+        True,
+        {"eks.amazonaws.com/instance-gpu-manufacturer": "nvidia", "eks.amazonaws.com/instance-gpu-name": "l4"},
+    ),
+    # docs/install.md says so
+    "EKS, a node group": (
+        False,
+        {"eks.amazonaws.com/nodegroup": "gpus", "node.kubernetes.io/instance-type": "p4d.24xlarge"},
+    ),
+    # Its NFD has the class in no label: oc describe node in the guides of its GPU Operator
+    "OpenShift, NFD": (
+        True,
+        {"feature.node.kubernetes.io/pci-10de.present": "true", "node-role.kubernetes.io/worker": ""},
+    ),
+    "NFD by default": (True, {"feature.node.kubernetes.io/pci-0302_10de.present": "true"}),
+    "NFD by default, a card of Mellanox": (False, {"feature.node.kubernetes.io/pci-0207_15b3.present": "true"}),
+    "GPU Operator": (
+        True,
+        {
+            "feature.node.kubernetes.io/pci-10de.present": "true",
+            "nvidia.com/gpu.deploy.device-plugin": "true",
+            "nvidia.com/gpu.deploy.driver": "true",
+            "nvidia.com/gpu.present": "true",
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+            "nvidia.com/gpu-driver-upgrade-state": "upgrade-done",
+        },
+    ),
+    "GPU Operator, its driver is replaced": (
+        False,
+        {"nvidia.com/gpu.present": "true", "nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"},
+    ),
+}
+
 
 def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
     """Then the release's namespace can enforce the standard that the operator meets.
