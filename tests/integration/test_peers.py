@@ -174,7 +174,7 @@ async def test_the_page_of_any_replica_shows_every_job(site: Site) -> None:
     pages = Pages(Replica([]).views, elsewhere)
 
     def read(path: str, may_see: bool = True) -> tuple[int, Any]:
-        status, _, document = pages.document(path, lambda _: may_see)
+        status, _, document = pages.document(path, lambda *_: may_see)
         return status, json.loads(document)
 
     status, found = await asyncio.to_thread(read, "/api/jobs/team/curie")

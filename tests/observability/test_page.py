@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, STAGES, Browser, World, await_true
 
 from perseus_core import keys
-from perseus_operator.controller.view import JobView
+from perseus_operator.controller.view import JobView, PoolView
 from perseus_operator.objects.values import JobRef, User
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
@@ -118,7 +118,7 @@ class OneUser:
     def user_of(self, token: str) -> User | None:
         return User("ann") if token == "ann's" else None
 
-    def may_get_jobs(self, user: User, namespace: str) -> bool:
+    def may_get(self, user: User, plural: str, namespace: str) -> bool:
         return namespace == "team-a"
 
 
@@ -142,6 +142,42 @@ def test_a_page_with_a_login_asks_for_a_token_and_shows_the_jobs_of_its_user(bro
         await_true("one job is shown", lambda: "There is no frontier yet" in page.text("#waiting"))
         refused = [line for line in page.complaints() if "401" not in line]
         assert refused == []
+    finally:
+        server.close()
+
+
+POOL = {
+    "metadata": {"namespace": "team-a", "name": "llama"},
+    "spec": {"mode": "Canary"},
+    "status": {
+        "replicaCount": 2,
+        "replicas": [{"pod": "<b>llama-0</b>", "clockMegahertz": 1200, "limitedBy": "Boost"}],
+        "proposedLimits": {"timePerOutputToken": "31ms"},
+        "conditions": [
+            {"type": "ClocksApplied", "status": "False", "reason": "NoLimits", "message": "There is no limit."},
+            {"type": "Ready", "status": "True", "reason": "Ready", "message": "The pool is observed."},
+        ],
+    },
+}
+
+
+def test_the_list_leads_to_a_pool_which_says_what_to_do(browser: Browser) -> None:
+    views = [PoolView(JobRef("team-a", "llama", "uid", keys.POOL_KIND), POOL)]
+    server = WebServer("127.0.0.1:0", Pages(lambda: views))
+    page = Browser(browser.driver, f"http://{server.address}")
+    try:
+        page.open()
+        await_true("the pool is listed", lambda: "proposed: 31ms" in page.text("#pools tbody tr"))
+        assert not page.driver.find_element(By.ID, "training").is_displayed(), "there is no job"
+        page.driver.find_element(By.CSS_SELECTOR, "#pools tbody a").click()
+        await_true("the pool is drawn", lambda: "team-a/llama" in page.text("#where"))
+        await_true("its replica is shown", lambda: "<b>llama-0</b> 1,200 MHz" in page.text("#replicas tbody tr"))
+        assert "1 more" in page.text("#more")
+        assert page.text("#command").startswith("kubectl patch servingpool llama -n team-a")
+        assert "There is no limit." in page.text("#conditions")
+        assert not page.driver.find_element(By.ID, "job").is_displayed()
+        page.picture("pool")
+        assert page.complaints() == []
     finally:
         server.close()
 

@@ -24,7 +24,7 @@ from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
 from perseus_operator.controller.settings import Settings
-from perseus_operator.controller.view import JobView
+from perseus_operator.controller.view import JobView, PoolView, View
 from perseus_operator.errors import KubeError
 from perseus_operator.families.registry import FAMILIES, Kind
 from perseus_operator.jobs.services import Services
@@ -262,12 +262,15 @@ class Operator:
             if runner is not None:
                 self._pass_pods(runner)
 
-    async def views(self) -> list[JobView]:
-        """Every PerseusJob as the web page may show it; a coroutine, so that threads must ask on the event loop."""
-        own = [runner.view() for runner in self._jobs_served()]
-        served = self._jobs.served()
-        others = [body for uid, body in served if uid not in self._runners and body["kind"] == keys.KIND]
-        return own + [JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True) for body in others]
+    async def views(self) -> list[View]:
+        """Every job and pool as the web page may show it; a coroutine, so that threads must ask on the event loop."""
+        shown: list[View] = [runner.view() for runner in self._jobs_served()]
+        for uid, body in self._jobs.served():
+            if body["kind"] == keys.POOL_KIND:
+                shown.append(PoolView(_ref(body), body))
+            elif uid not in self._runners:
+                shown.append(JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True))
+        return shown
 
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
         """Declare a straggler. Raises like ``set_straggler``."""

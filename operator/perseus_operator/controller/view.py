@@ -1,4 +1,4 @@
-"""What the web page may show of one job: values only, copied on the operator's event loop."""
+"""What the web page may show of one job or pool: values only, copied on the operator's event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.objects.values import JobRef
+from perseus_operator.objects.values import JobRef, Json
 from perseus_operator.solving.frontier import SolvedFrontier
 
 
@@ -23,3 +23,15 @@ class JobView:
     solved: SolvedFrontier | None
     elsewhere: bool = False
     """Another replica serves it, which knows spec and frontier."""
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool at one moment. All that is shown is stored, so any replica shows it."""
+
+    ref: JobRef
+    stored: Json
+    """Metadata, spec and status, as ``kubectl get servingpool -o yaml`` shows them."""
+
+
+View = JobView | PoolView

@@ -28,6 +28,7 @@ from perseus_operator.errors import (
     KubeUnavailable,
     UnusableArgument,
 )
+from perseus_operator.families.serving.status.explanation import pool_explanation, pool_listing
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
@@ -40,7 +41,6 @@ from perseus_operator.plugin.pool_doctor import examine_pool, surroundings_of
 from perseus_operator.plugin.pool_tables import everything_text, pool_explanation_text, pool_listing_text
 from perseus_operator.plugin.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
-from perseus_operator.plugin.serving import pool_explanation, pool_listing
 from perseus_operator.plugin.stragglers import DELAY, clear_straggler, declare_straggler
 from perseus_operator.plugin.tables import (
     Terminal,

@@ -16,12 +16,12 @@ from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import Mode
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
+from perseus_operator.families.serving.status.explanation import next_step, saved_sentence
 from perseus_operator.families.serving.status.summary import conditions, summary
 from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.doctor import ADVICE, Finding
 from perseus_operator.plugin.named import Reader
-from perseus_operator.plugin.serving import next_step, saved_sentence
 
 NO_READER: Final = "nothing on this node reads metrics pages"
 UNKNOWN_ENGINE: Final = "is of no engine that is known"

@@ -46,7 +46,7 @@ def _row(pool: Json) -> list[str]:
 def _kept(pool: Json, field: str) -> str:
     """The share that kept a limit, and what is asked for; without a limit what is proposed."""
     if limit := pool["limits"].get(field):
-        return f"{limit.get('kept', '?')} in {limit['limit']} of {limit['attainment']}"
+        return f"{limit.get('kept', '-')} ({limit['attainment']} in {limit['limit']})"
     proposed = pool.get("proposedLimits", {}).get(field)
     return f"proposed {proposed}" if proposed and not pool["limits"] else ""
 

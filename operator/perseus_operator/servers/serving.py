@@ -18,7 +18,7 @@ from perseus_operator.clients.peers import Peers
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.settings import Settings
-from perseus_operator.controller.view import JobView
+from perseus_operator.controller.view import View
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.objects.values import User
@@ -149,7 +149,7 @@ class Serving:
     async def _declare(self, request: StragglerRequest) -> Declared:
         return await self._running.declare_straggler(request)
 
-    def _views(self) -> list[JobView]:
+    def _views(self) -> list[View]:
         return self._ask(self._running.views())
 
     def _read_elsewhere(self, path: str) -> tuple[int, bytes]:
@@ -173,5 +173,5 @@ class _Reviews:
         user: User | None = self._ask(self._kube.user_of(token))
         return user
 
-    def may_get_jobs(self, user: User, namespace: str) -> bool:
-        return bool(self._ask(self._kube.may_get_jobs(user, namespace)))
+    def may_get(self, user: User, plural: str, namespace: str) -> bool:
+        return bool(self._ask(self._kube.may_get(user, plural, namespace)))

@@ -19,11 +19,11 @@ from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.families.serving.decide import no_limits
+from perseus_operator.families.serving.status.explanation import HELD, next_step, pool_explanation
 from perseus_operator.jobs.waiting import no_clocks
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin import cli, pool_doctor
 from perseus_operator.plugin.pool_doctor import Surroundings, examine_pool
-from perseus_operator.plugin.serving import HELD, next_step, pool_explanation
 from perseus_reader.pages import BadPage, read_page
 from perseus_reader.source import PageSource
 
@@ -172,7 +172,7 @@ def test_pools_are_listed_with_what_they_do_and_save(cluster: Cluster) -> None:
     head, row = out.splitlines()
     columns = "NAMESPACE POOL MODE REPLICAS CLOCK LIMITED BY FIRST TOKEN TOKENS SAVED STATE"
     assert head.split() == columns.split()
-    for cell in ("1,100 MHz", "Floor", "99.62% in 1s of 99%", "99.98% in 50ms of 99%", "31.40% (28.10% to 34.60%)"):
+    for cell in ("1,100 MHz", "Floor", "99.62% (99% in 1s)", "99.98% (99% in 50ms)", "31.40% (28.10% to 34.60%)"):
         assert f"  {cell}  " in row
     assert row.endswith("TableInForce")
     assert len(answer("serving", "-A")["pools"]) == 2

@@ -12,14 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perseus_core import keys
 from perseus_core.grain import Grain
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
-from perseus_operator.controller.view import JobView
+from perseus_operator.controller.view import JobView, PoolView, View
+from perseus_operator.families.serving.status.explanation import pool_explanation
 from perseus_operator.families.training.status.hardware import expected_savings
 from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.web import responses
-from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
+from perseus_operator.servers.web.responses import (
+    MAX_DRAWN,
+    NotThere,
+    job_document,
+    overview,
+    plan_document,
+    pool_document,
+    pools_overview,
+)
 from perseus_operator.servers.web.server import Pages, WebServer
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
@@ -45,6 +55,20 @@ STATUS = {
     "stragglers": [{"dataParallelRank": 1, "slowdown": "9.00%", "source": "Declared", "point": 0}],
 }
 
+STORED = {
+    "metadata": {"namespace": "ns", "name": "llama", "uid": "pool"},
+    "spec": {"mode": "Enforce", "objective": {"timePerOutputToken": {"limit": "50ms"}}},
+    "status": {
+        "replicaCount": 2,
+        "replicas": [{"pod": "llama-0", "clockMegahertz": 1200, "limitedBy": "Boost", "attainment": "99.10%"}],
+        "savings": {"energy": "31.40%", "low": "28.10%", "high": "34.60%", "blocks": 41, "millijoulesPerToken": 812},
+        "conditions": [
+            {"type": "Ready", "status": "False", "reason": "NoSignal", "message": "<script>alert(1)</script>"}
+        ],
+    },
+}
+POOL = PoolView(JobRef("ns", "llama", "pool", keys.POOL_KIND), STORED)
+
 
 @pytest.fixture(scope="module")
 def solved() -> SolvedFrontier:
@@ -64,6 +88,14 @@ def test_the_list_says_what_is_wrong() -> None:
         ("z", "False", "NoPods"), ("job", "Unknown", "")
     ]  # fmt: skip
     assert lines[0]["stragglerCount"] == 1
+
+
+def test_a_pool_is_shown_as_the_plugin_explains_it() -> None:
+    document = pool_document(POOL)
+    assert document == {**pool_explanation(STORED), "conditions": STORED["status"]["conditions"]}  # type: ignore[index]
+    assert pools_overview([POOL])["pools"] == [document["summary"]]
+    assert document["summary"]["state"] == "NoSignal"
+    assert document["replicas"][0]["why"]
 
 
 def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: SolvedFrontier) -> None:
@@ -140,12 +172,12 @@ def test_what_cannot_be_drawn_is_said(view: JobView, monkeypatch: pytest.MonkeyP
 class Page:
     """A server, and what it answers."""
 
-    def __init__(self, views: Sequence[JobView]) -> None:
+    def __init__(self, views: Sequence[View]) -> None:
         self.views = list(views)
         self.busy = False
         self.server = WebServer("127.0.0.1:0", Pages(self._views))
 
-    def _views(self) -> Sequence[JobView]:
+    def _views(self) -> Sequence[View]:
         if self.busy:
             raise TimeoutError
         return self.views
@@ -166,16 +198,18 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page(view: JobView) -> Iterator[Page]:
-    served = Page([view])
+    served = Page([view, POOL])
     yield served
     served.server.close()
 
 
-def test_three_documents_and_the_files_are_served(page: Page) -> None:
+def test_documents_and_the_files_are_served(page: Page) -> None:
     assert page.json("/api/jobs")["jobs"][0]["name"] == "job"
     assert page.json("/api/jobs/ns/job")["stragglers"][0]["slowdown"] == "9.00%"
     assert page.json("/api/jobs/ns/job/plans/3?x=1")["point"] == 3
-    for path in ("/", "/static/app.js", "/static/charts.js", "/static/app.css"):
+    assert page.json("/api/pools")["pools"][0]["name"] == "llama"
+    assert page.json("/api/pools/ns/llama")["summary"]["savings"]["energy"] == "31.40%"
+    for path in ("/", *(f"/static/{name}" for name in ("app.js", "charts.js", "pools.js", "tables.js", "app.css"))):
         status, _, body = page.ask(path)
         assert (status, len(body) > 500) == (200, True)
         assert page.ask(path, "HEAD")[2] == b""
@@ -184,7 +218,8 @@ def test_three_documents_and_the_files_are_served(page: Page) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/x", "/static/../server.py", "/static/%2e%2e/server.py", "//etc/passwd", "/api/jobs/ns/other",
-     "/api/jobs/ns/job/plans/-1", "/api/jobs/ns/job/plans/999999", "/api/jobs/<b>/job"],
+     "/api/jobs/ns/job/plans/-1", "/api/jobs/ns/job/plans/999999", "/api/jobs/<b>/job",
+     "/api/pools/ns/job", "/api/jobs/ns/llama", "/api/pools/ns/llama/plans/0"],
 )  # fmt: skip
 def test_nothing_else_is_and_what_was_asked_is_not_repeated(page: Page, path: str) -> None:
     status, headers, body = page.ask(path)
@@ -230,7 +265,7 @@ def test_a_busy_operator_is_said_to_be_busy(page: Page) -> None:
 
 
 def test_a_document_that_cannot_be_made_is_an_answer(page: Page, caplog: pytest.LogCaptureFixture) -> None:
-    page.views.append(None)  # type: ignore[arg-type]
+    page.views.append(JobView(None, None, {}, None))  # type: ignore[arg-type]
     assert page.ask("/api/jobs")[0] == 500
     page.views.pop()
     assert "could not be answered" in caplog.text

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
-from perseus_operator.controller.view import JobView
+from perseus_core import keys
+from perseus_operator.controller.view import JobView, PoolView, View
 from perseus_operator.errors import KubeForbidden
 from perseus_operator.objects.values import JobRef, User
 from perseus_operator.servers.web import access
@@ -27,6 +28,8 @@ class ApiServer:
     def __init__(self) -> None:
         self.tokens = {"ann-1": ANN, "bob-1": BOB, "admin-1": ADMIN}
         self.rights: dict[User, set[str]] = {ANN: {"team-a"}, BOB: {"team-a", "team-b"}, ADMIN: {""}}
+        self.denied: set[str] = set()
+        """Kinds that nobody may get."""
         self.asked = 0
         self.hangs = threading.Event()
         self.hangs.set()
@@ -40,9 +43,9 @@ class ApiServer:
             raise self.fails
         return self.tokens.get(token)
 
-    def may_get_jobs(self, user: User, namespace: str) -> bool:
+    def may_get(self, user: User, plural: str, namespace: str) -> bool:
         self.asked += 1
-        return bool(self.rights[user] & {namespace, ""})
+        return plural not in self.denied and bool(self.rights[user] & {namespace, ""})
 
 
 class Page:
@@ -51,7 +54,11 @@ class Page:
     def __init__(self) -> None:
         self.api = ApiServer()
         self.now_s = 0.0
-        views = [JobView(JobRef(namespace, name, f"{namespace}-{name}"), None, {}, None) for namespace, name in JOBS]
+        views: list[View] = []
+        for namespace, name in sorted(JOBS):
+            views.append(JobView(JobRef(namespace, name, f"{namespace}-{name}"), None, {}, None))
+            metadata = {"namespace": namespace, "name": f"{name}-pool"}
+            views.append(PoolView(JobRef(**metadata, uid="", kind=keys.POOL_KIND), {"metadata": metadata}))
         self.server = WebServer("127.0.0.1:0", Pages(lambda: views), Access(self.api, lambda: self.now_s))
 
     def ask(self, path: str, authorization: str | None = None) -> tuple[int, http.client.HTTPMessage, bytes]:
@@ -61,6 +68,11 @@ class Page:
         found = answer.status, answer.headers, answer.read()
         connection.close()
         return found
+
+    def pools(self, token: str) -> set[str]:
+        status, _, body = self.ask("/api/pools", f"Bearer {token}")
+        assert status == 200, body
+        return {pool["namespace"] for pool in json.loads(body)["pools"]}
 
     def jobs(self, token: str) -> set[tuple[str, str]]:
         status, _, body = self.ask("/api/jobs", f"Bearer {token}")
@@ -92,6 +104,20 @@ def test_each_sees_the_jobs_of_their_namespaces_by_every_path(page: Page, token:
         if status == 404:
             other = page.ask(f"/api/jobs/{namespace}/is-not-there", f"Bearer {token}")[2]
             assert body.replace(name.encode(), b"is-not-there") == other, "it does not tell which jobs there are"
+
+
+def test_who_may_get_pools_sees_those_of_their_namespaces_and_no_job_for_it(page: Page) -> None:
+    assert page.pools("ann-1") == {"team-a"}
+    assert page.pools("admin-1") == {"team-a", "team-b", "team-c"}
+    assert page.ask("/api/pools/team-a/one-pool", "Bearer ann-1")[0] == 200
+    hidden = page.ask("/api/pools/team-b/one-pool", "Bearer ann-1")
+    absent = page.ask("/api/pools/team-b/two-pool", "Bearer ann-1")
+    assert hidden[0] == absent[0] == 404
+    assert hidden[2].replace(b"one", b"two") == absent[2]
+    page.api.denied, page.now_s = {keys.POOL_PLURAL}, 31.0
+    assert page.pools("ann-1") == set()
+    assert page.jobs("ann-1"), "a right to one kind is none to the other"
+    assert page.ask("/api/pools/team-a/one-pool", "Bearer ann-1")[0] == 404
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ class AccessReviews(KubeRequests):
         extra = tuple(sorted((key, tuple(values)) for key, values in (user.extra or {}).items()))
         return User(user.username, user.uid or "", tuple(user.groups or ()), extra)
 
-    async def may_get_jobs(self, user: User, namespace: str) -> bool:
-        """Whether a user may get every PerseusJob of a namespace, by SubjectAccessReview."""
+    async def may_get(self, user: User, plural: str, namespace: str) -> bool:
+        """Whether a user may get all objects of ours of a kind (in plural) in a namespace, by SubjectAccessReview."""
         asked = k8s.V1SubjectAccessReviewSpec(
             user=user.name,
             uid=user.uid,
             groups=list(user.groups),
             extra={key: list(values) for key, values in user.extra},
             resource_attributes=k8s.V1ResourceAttributes(
-                verb="get", group=keys.API_GROUP, resource=keys.PLURAL, namespace=namespace
+                verb="get", group=keys.API_GROUP, resource=plural, namespace=namespace
             ),
         )
         reviews = k8s.AuthorizationV1Api(self._api)

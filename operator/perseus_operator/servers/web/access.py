@@ -1,4 +1,4 @@
-"""Who may see which jobs on the page: those who may get PerseusJobs of that namespace with kubectl.
+"""Who may see what on the page: those who may get PerseusJobs, or ServingPools, of that namespace with kubectl.
 
 The API server says whose token it is (TokenReview) and what that user may do (SubjectAccessReview). Both are remembered
 for half a minute, so a right that is taken away ends the page's answers that soon. The page itself has no rights to
@@ -36,8 +36,8 @@ class Viewer:
     """Who asks for a page; None: everyone who reaches it, together."""
 
     user: User | None
-    may_see: Callable[[str], bool]
-    """Whether they may see the jobs of a namespace; asked about "": of every namespace."""
+    may_see: Callable[[str, str], bool]
+    """Whether they may see the objects of a kind, in plural, of a namespace; asked about "": of every namespace."""
 
 
 class Reviews(Protocol):
@@ -47,8 +47,8 @@ class Reviews(Protocol):
         """Whose token it is; None: nobody's."""
         ...
 
-    def may_get_jobs(self, user: User, namespace: str) -> bool:
-        """Whether a user may get every PerseusJob of a namespace."""
+    def may_get(self, user: User, plural: str, namespace: str) -> bool:
+        """Whether a user may get every PerseusJob, or every ServingPool, of a namespace."""
         ...
 
 
@@ -89,8 +89,8 @@ class Access:
             raise NotKnown("the API server does not accept this token; it may have expired")
         return Viewer(user, partial(self._may_see, user))
 
-    def _may_see(self, user: User, namespace: str) -> bool:
-        return bool(self._cached((user, namespace), lambda: self._reviews.may_get_jobs(user, namespace)))
+    def _may_see(self, user: User, plural: str, namespace: str) -> bool:
+        return bool(self._cached((user, plural, namespace), lambda: self._reviews.may_get(user, plural, namespace)))
 
     def _strangers_user(self, token: str) -> User | None:
         """One token after the other: made-up tokens slow strangers down, not the operator."""

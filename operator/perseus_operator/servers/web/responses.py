@@ -1,4 +1,4 @@
-"""The page's JSON: all jobs, one job with its frontier, and one plan as a timetable.
+"""The page's JSON: all jobs, one job with its frontier, one plan as a timetable; all pools, and one pool.
 
 Energy is of the whole job: all pipelines and tensor ranks. Times are of one iteration.
 """
@@ -13,7 +13,8 @@ import numpy as np
 
 from perseus_core.instruction import InstructionKind
 from perseus_operator.api.schema import dump
-from perseus_operator.controller.view import JobView
+from perseus_operator.controller.view import JobView, PoolView
+from perseus_operator.families.serving.status.explanation import pool_explanation, pool_listing
 from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.objects.values import Json
 from perseus_solver.comparison.baselines import all_maximum
@@ -50,6 +51,17 @@ def job_document(view: JobView) -> Json:
     if view.solved is not None and view.spec is not None:
         found["frontier"] = _frontier(view)
     return found
+
+
+def pools_overview(views: Iterable[PoolView]) -> Json:
+    """List every pool in short form, by namespace and name."""
+    return {"pools": pool_listing(view.stored for view in views)["pools"]}
+
+
+def pool_document(view: PoolView) -> Json:
+    """Describe one pool: what it does and why, as ``pool_explanation``, with its conditions."""
+    status = view.stored.get("status") or {}
+    return {**pool_explanation(view.stored), "conditions": list(status.get("conditions", ()))}
 
 
 def plan_document(view: JobView, point: int) -> Json:

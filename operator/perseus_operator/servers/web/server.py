@@ -1,4 +1,4 @@
-"""Serves the page: files of ``static`` and three JSON documents, GET and HEAD only, in threads of its own.
+"""Serves the page: files of ``static`` and five JSON documents, GET and HEAD only, in threads of its own.
 
 On loopback there is no login: ``kubectl port-forward`` reaches it there, so access needs the rights of that command.
 The Host header must be a local name: otherwise another site's script could read the page through a name that resolves
@@ -14,12 +14,21 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from perseus_operator.controller.view import JobView
+from perseus_core import keys
+from perseus_operator.controller.view import JobView, PoolView, View
 from perseus_operator.errors import KubeError, UnknownJob
+from perseus_operator.objects.values import JobRef
 from perseus_operator.servers.web.access import Access, NotKnown, Viewer
-from perseus_operator.servers.web.responses import NotThere, job_document, overview, plan_document
+from perseus_operator.servers.web.responses import (
+    NotThere,
+    job_document,
+    overview,
+    plan_document,
+    pool_document,
+    pools_overview,
+)
 from perseus_operator.servers.web.shares import Shares
 from perseus_runtime.addresses import on_loopback
 from perseus_runtime.http_server import Certificate, HttpServer
@@ -41,10 +50,13 @@ _FILES: Final = {
     "/static/app.css": ("app.css", "text/css; charset=utf-8"),
     "/static/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/static/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/static/pools.js": ("pools.js", "text/javascript; charset=utf-8"),
+    "/static/tables.js": ("tables.js", "text/javascript; charset=utf-8"),
 }
 _LOCAL: Final = {"localhost", "127.0.0.1", "[::1]"}
 _NAME: Final = r"([a-z0-9][-a-z0-9.]{0,252})"
 _JOB: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}(?:/plans/([0-9]{{1,6}}))?")
+_POOL: Final = re.compile(rf"/api/pools/{_NAME}/{_NAME}")
 _JSON: Final = "application/json"
 _STATUS: Final = {NotThere: HTTPStatus.NOT_FOUND, NotKnown: HTTPStatus.UNAUTHORIZED}
 _PATIENCE_S: Final = 5.0
@@ -52,11 +64,12 @@ _PATIENCE_S: Final = 5.0
 Answer = tuple[HTTPStatus, str, bytes]
 ReadElsewhere = Callable[[str], tuple[int, bytes]]
 """Status and JSON of a path, from another replica. Raises OperatorError, or TimeoutError."""
-MaySee = Callable[[str], bool]
-"""Whether the viewer may see the jobs of a namespace; of "": of every namespace."""
+MaySee = Callable[[str, str], bool]
+"""Whether the viewer may see the objects of a kind, in plural, of a namespace; of "": of every namespace."""
+V = TypeVar("V", JobView, PoolView)
 
 
-def _everything(_: str) -> bool:
+def _everything(*_: str) -> bool:
     return True
 
 
@@ -137,11 +150,11 @@ class WebServer(HttpServer):
 class Pages:
     """Finds the answer to a path."""
 
-    def __init__(self, views: Callable[[], Sequence[JobView]], elsewhere: ReadElsewhere | None = None) -> None:
-        """Show jobs.
+    def __init__(self, views: Callable[[], Sequence[View]], elsewhere: ReadElsewhere | None = None) -> None:
+        """Show jobs and pools.
 
         Args:
-            views: the jobs as they are now; called in the threads that ask.
+            views: these as they are now; called in the threads that ask.
             elsewhere: reads a document of a job that another replica serves; None: no other one can be asked.
         """
         self._views = views
@@ -157,11 +170,16 @@ class Pages:
     def document(self, path: str, may_see: MaySee) -> Answer:
         """Return what a path says to a viewer; raises NotThere."""
         if path == "/api/jobs":
-            return _json(HTTPStatus.OK, overview(self._seen(may_see)))
+            return _json(HTTPStatus.OK, overview(self._seen(JobView, keys.PLURAL, may_see)))
+        if path == "/api/pools":
+            return _json(HTTPStatus.OK, pools_overview(self._seen(PoolView, keys.POOL_PLURAL, may_see)))
+        if pool := _POOL.fullmatch(path):
+            shown = self._one(PoolView, keys.POOL_KIND, pool[1], pool[2], may_see)
+            return _json(HTTPStatus.OK, pool_document(shown))
         found = _JOB.fullmatch(path)
         if not found:
             raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
-        view = self._job(found[1], found[2], may_see)
+        view = self._one(JobView, keys.KIND, found[1], found[2], may_see)
         if view.elsewhere and self._elsewhere is not None:
             status, document = self._elsewhere(path)
             return HTTPStatus(status), _JSON, document
@@ -179,7 +197,8 @@ class Pages:
 
     def _own_document(self, path: str) -> tuple[int, bytes]:
         found = _JOB.fullmatch(path)
-        served = {(view.ref.namespace, view.ref.name) for view in self._views() if not view.elsewhere}
+        own = [view for view in self._of(JobView) if not view.elsewhere]
+        served = {(view.ref.namespace, view.ref.name) for view in own}
         if not found or (found[1], found[2]) not in served:
             raise UnknownJob(f"path: this replica serves no job {path[:600]!r}")
         try:
@@ -188,20 +207,24 @@ class Pages:
             status, _, document = _refusal(HTTPStatus.NOT_FOUND, str(error))
         return status, document
 
-    def _seen(self, may_see: MaySee) -> list[JobView]:
-        views = self._views()
-        if may_see(""):
-            return list(views)
-        seen = {namespace for namespace in {view.ref.namespace for view in views} if may_see(namespace)}
+    def _of(self, kind: type[V]) -> list[V]:
+        return [view for view in self._views() if isinstance(view, kind)]
+
+    def _seen(self, kind: type[V], plural: str, may_see: MaySee) -> list[V]:
+        views = self._of(kind)
+        if may_see(plural, ""):
+            return views
+        namespaces = {view.ref.namespace for view in views}
+        seen = {namespace for namespace in namespaces if may_see(plural, namespace)}
         return [view for view in views if view.ref.namespace in seen]
 
-    def _job(self, namespace: str, name: str, may_see: MaySee) -> JobView:
-        if may_see(namespace):
-            for view in self._views():
+    def _one(self, kind: type[V], word: str, namespace: str, name: str, may_see: MaySee) -> V:
+        if may_see(JobRef(namespace, name, "", word).plural, namespace):
+            for view in self._of(kind):
                 if (view.ref.namespace, view.ref.name) == (namespace, name):
                     return view
-        # The same answer to both: it does not tell which jobs there are.
-        raise NotThere(f"this operator serves no PerseusJob {namespace}/{name} that you may see")
+        # The same answer to both: it does not tell which there are.
+        raise NotThere(f"this operator serves no {word} {namespace}/{name} that you may see")
 
 
 def _refusal(status: HTTPStatus, reason: str) -> Answer:

@@ -1,16 +1,22 @@
-// Which job and point is in the address (#namespace/name/point), so that a view can be passed on. Reads only.
+// Which job and point, or which pool, is in the address (#namespace/name/point, #pool:namespace/name), so that a view can
+// be passed on. Reads only.
 
 import { drawFrontier, drawLegend, drawPipeline, element, nameOf } from "./charts.js";
+import { showPool, showPools } from "./pools.js";
+import { ready, rows, showConditions, tile } from "./tables.js";
 
 const REFRESH_MS = 3000;
+const POOL = "pool:";
 const byId = (id) => document.getElementById(id);
 const plans = new Map(); // of the frontier shown; the slider asks for the same ones again and again
 let shown = null; // the job document on the page
 let requests = 0; // only the answer to the latest request is shown
 
 function address() {
-  const [namespace, name, point] = decodeURIComponent(location.hash.slice(1)).split("/");
-  return { namespace, name, point: point === undefined || point === "" ? null : Number(point) };
+  const [first, name, point] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const isPool = first.startsWith(POOL);
+  const namespace = isPool ? first.slice(POOL.length) : first;
+  return { namespace, name, isPool, point: point === undefined || point === "" ? null : Number(point) };
 }
 
 // Where the page needs a login, and no proxy in front of it adds the token.
@@ -28,34 +34,16 @@ function percent(ratio) {
   return `${text === "-0.00" ? "0.00" : text} %`;
 }
 
-function rows(body, lines) {
-  body.replaceChildren();
-  for (const cells of lines) {
-    const row = element(body, "tr");
-    for (const cell of cells) {
-      const at = element(row, "td", cell.bad ? { class: "bad" } : {});
-      if (cell.href) element(at, "a", { href: cell.href }, cell.text);
-      else at.textContent = cell.text ?? cell;
-    }
-  }
-}
-
-function showJobs({ jobs }) {
+function showJobs(jobs) {
+  byId("training").hidden = jobs.length === 0;
   rows(document.querySelector("#jobs tbody"), jobs.map((job) => [
     { text: `${job.namespace}/${job.name}`, href: `#${job.namespace}/${job.name}` },
-    { text: job.ready === "True" ? "yes" : job.reason || "unknown", bad: job.ready === "False" },
+    ready(job, job.reason),
     job.objective,
     job.savings?.energy ?? "not measured",
     job.savings?.slowdown ?? "not measured",
     { text: String(job.stragglerCount), bad: job.stragglerCount > 0 },
   ]));
-  byId("none").hidden = jobs.length > 0;
-}
-
-function tile(parent, name, value, bad = false) {
-  const made = element(parent, "div", { class: "tile" });
-  element(made, "span", {}, name);
-  element(made, "b", bad ? { class: "bad" } : {}, value);
 }
 
 function showState(job) {
@@ -83,9 +71,7 @@ function showState(job) {
     element(stragglers, "p", { class: "bad" }, `Pipeline ${one.dataParallelRank} is ${one.slowdown} slower`
       + ` (${one.source.toLowerCase()}); it runs point ${one.point}.`);
   }
-  rows(document.querySelector("#conditions tbody"), job.conditions.map((c) => [
-    c.type, { text: c.status, bad: c.type === "Ready" && c.status === "False" }, c.reason, c.message,
-  ]));
+  showConditions(job.conditions);
 }
 
 function figure(list, name, value, title = "") {
@@ -177,11 +163,21 @@ function showJob(job) {
   showPlan(job, point);
 }
 
+async function showAll() {
+  const { jobs } = await get("api/jobs");
+  const { pools } = await get("api/pools");
+  showJobs(jobs);
+  showPools(pools);
+  byId("none").hidden = jobs.length + pools.length > 0;
+}
+
 async function refresh() {
-  const { namespace, name } = address();
+  const { namespace, name, isPool } = address();
+  const one = `${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`;
   try {
-    if (name) showJob(await get(`api/jobs/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`));
-    else showJobs(await get("api/jobs"));
+    if (name && isPool) showPool(await get(`api/pools/${one}`));
+    else if (name) showJob(await get(`api/jobs/${one}`));
+    else await showAll();
     byId("error").hidden = true;
   } catch (error) {
     byId("error").textContent = `The page could not be updated: ${error.message}`;
@@ -190,7 +186,9 @@ async function refresh() {
   byId("where").textContent = name ? `${namespace}/${name}` : "";
   const login = !byId("login").hidden;
   byId("jobs").hidden = login || Boolean(name);
-  byId("job").hidden = login || !name;
+  byId("job").hidden = login || !name || isPool;
+  byId("pool").hidden = login || !name || !isPool;
+  byId("states").hidden = login || !name;
 }
 
 function choose(point) {
