@@ -32,13 +32,18 @@ from perseus_operator.families.serving.status.explanation import pool_explanatio
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report
+from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, pool_report
 from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
 from perseus_operator.plugin.named import NO_DEFINITION, exists, read_named
 from perseus_operator.plugin.pool_doctor import examine_pool, surroundings_of
-from perseus_operator.plugin.pool_tables import everything_text, pool_explanation_text, pool_listing_text
+from perseus_operator.plugin.pool_tables import (
+    everything_text,
+    pool_explanation_text,
+    pool_listing_text,
+    pool_report_text,
+)
 from perseus_operator.plugin.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.stragglers import DELAY, clear_straggler, declare_straggler
@@ -182,8 +187,13 @@ def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Ans
         options.prometheus_key,
     )
     query = Prometheus(options.prometheus, access)
-    document = energy_report(query, options.since, options.by, None if everywhere else namespace)
-    return document, energy_report_text(document, "any namespace" if everywhere else f"namespace {namespace}")
+    namespaces, where = None if everywhere else namespace, _place(None if everywhere else namespace)
+    document = energy_report(query, options.since, options.by, namespaces)
+    document["pools"] = pool_report(query, options.since, options.by, namespaces)
+    text = pool_report_text(document["pools"])
+    if document["rows"] or not text:
+        text = "\n\n".join(filter(None, (energy_report_text(document, where), text)))
+    return document, text
 
 
 def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
@@ -236,10 +246,12 @@ def command_parser() -> argparse.ArgumentParser:
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
     shown.set_defaults(command=_list)
-    shown = commands.add_parser("report", parents=[common], help="energy that jobs took and saved, from a Prometheus")
+    shown = commands.add_parser(
+        "report", parents=[common], help="energy that jobs and pools took and saved, from a Prometheus"
+    )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
     shown.add_argument("--since", type=_since, default="30d", metavar="30d", help="how far back; default: 30d")
-    shown.add_argument("--by", choices=tuple(GROUPS), default="job", help="what a row is; default: job")
+    shown.add_argument("--by", choices=tuple(GROUPS), default="job", help="what a row is; default: job, or pool")
     shown.add_argument(
         "--prometheus",
         type=_url,

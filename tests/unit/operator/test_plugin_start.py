@@ -39,6 +39,9 @@ def test_it_reads_objects_without_the_models_of_every_kind(tmp_path: Path) -> No
         "/api/v1/namespaces/team": team,
         "/api/v1/namespaces?labelSelector=perseus.energy/class": {"items": [team]},
         "/apis/perseus.energy/v1alpha1/energyclasses/frugal": {"spec": {}},
+        "/apis/perseus.energy/v1alpha1/namespaces/team/servingpools/llama": {"spec": {"mode": "Canary"}},
+        "/apis/apps/v1/namespaces/team/deployments/llama": {"spec": {"replicas": 0}},
+        "/api/v1/namespaces/team/pods?labelSelector=perseus.energy/job%3Dllama&limit=500": {"items": [team]},
     }
 
     class Api(BaseHTTPRequestHandler):
@@ -66,6 +69,8 @@ except KubeNotFound as error:
     print(error)
 print(cluster.namespace_labels("team"), cluster.namespaces("perseus.energy/class"))
 print(cluster.energy_class("frugal"))
+print(cluster.pool("team", "llama"), cluster.workload("apps/v1", "deployments", "team", "llama"))
+print(len(cluster.pods("team", "perseus.energy/job=llama")))
 print("kubernetes.client.models.v1_pod" in sys.modules)
 """
     with HTTPServer(("127.0.0.1", 0), Api) as server:
@@ -90,6 +95,8 @@ print("kubernetes.client.models.v1_pod" in sys.modules)
         "no /api/v1/namespaces/team/configmaps/another",
         "{'perseus.energy/class': 'frugal'} {'team': {'perseus.energy/class': 'frugal'}}",
         "{'spec': {}}",
+        "{'spec': {'mode': 'Canary'}} {'spec': {'replicas': 0}}",
+        "1",
         "False",
     ]
 
