@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import pytest
+from tests.doubles.engine_pool import OBJECTIVE, EnginePool
 
 from perseus_agent.node import pages
 from perseus_agent.serving.law import Reason as Held
@@ -452,3 +453,53 @@ def test_a_class_that_cannot_be_read_is_no_error(cluster: Cluster, monkeypatch: 
     assert asked(answer("doctor", "llama"))[PROMISED]["finding"] == "fault"
     assert parse_spec(ClassSpec, {}).serving is None
     assert pool_explanation(cluster.stored_pools[0])["why"][0]["says"].startswith("made by EnergyClass default")
+
+
+# ------------------------------------------------------------------------------- what the operator itself has stored
+
+
+def of(simulated: EnginePool) -> Json:
+    """The object as the API server has it."""
+    return {
+        "metadata": {"name": "llama", "namespace": "team", "generation": 1},
+        "spec": {"mode": "Enforce", **simulated._spec},
+        "status": simulated.status(),
+    }
+
+
+@pytest.mark.slow
+def test_the_doctor_follows_a_pool_from_its_first_pod_to_what_it_saves() -> None:
+    simulated = EnginePool(replicas=1, objective={}, mode="Enforce")
+    pods = list(simulated._pods)
+    simulated.pods()
+    assert asked(examine_pool(of(simulated), Surroundings()))[PODS]["finding"] == "fault"
+    simulated.pods(*pods)
+    simulated.run(60)
+
+    stored = of(simulated)
+    found = asked(examine_pool(stored, Surroundings()))
+    assert [found[question]["finding"] for question in (PODS, SIGNALS)] == ["good", "good"]
+    assert found[PROMISED]["finding"] == "fault"
+    patch = json.loads(found[PROMISED]["do"].partition(" -p ")[2].strip("'"))
+    simulated.edit(**patch["spec"])
+    simulated.run(5)
+    document = examine_pool(of(simulated), Surroundings())
+    assert document["verdict"].startswith("It waits: r-0 is measured at ")
+    assert any(row["what"] == "canary" for row in pool_explanation(of(simulated))["why"])
+    assert next_step(of(simulated))["says"].startswith("Wait")
+
+    simulated.edit(objective=OBJECTIVE)
+    simulated.run(1_500, until=lambda: simulated.family.pool.model.table is not None)
+    simulated.run(30)
+    document = examine_pool(of(simulated), Surroundings())
+    assert "clocks follow the load; what that saves is not measured yet" in document["verdict"]
+    explained = pool_explanation(of(simulated))
+    assert explained["next"] == {"says": "Nothing: it goes on by itself."}
+    assert {row["what"] for row in explained["why"]} >= {"mode", "limit", "engine", "table", "clocks"}
+    assert all(one["why"] != one["limitedBy"] for one in explained["replicas"]), "in words"
+
+    simulated.edit(mode="Observe")
+    simulated.run(5)
+    document = examine_pool(of(simulated), Surroundings())
+    assert document["verdict"].startswith("It does not save: spec.mode is Observe")
+    assert '"mode": "Canary"' in next_step(of(simulated))["do"]
