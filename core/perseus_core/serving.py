@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 DEFAULT_CLOCKS: Final = 0
@@ -132,6 +132,30 @@ class ClockTable:
     def boosted_mhz(self, prompts: int) -> int:
         """Return the clock for so many prompts that wait or are computed, at least one."""
         return self.boost_mhz[min(prompts, len(self.boost_mhz)) - 1]
+
+    def under(self, ceiling_mhz: int) -> ClockTable:
+        """Return the table for GPUs that rest at a ceiling instead of their default clocks: no clock is above it.
+
+        Args:
+            ceiling_mhz: at least the lowest of ``ladder_mhz``; `DEFAULT_CLOCKS`: there is none.
+
+        >>> table = ClockTable((8, 32), (1.0,), ((900,), (1200,)), (900, 1005, 1200), (1005, 1200))
+        >>> lowered = table.under(1005)
+        >>> lowered.clocks_mhz, lowered.ladder_mhz, lowered.boost_mhz
+        (((900,), (0,)), (900, 1005), (1005, 0))
+        """
+        if ceiling_mhz == DEFAULT_CLOCKS:
+            return self
+
+        def lowered(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(mhz if mhz <= ceiling_mhz else DEFAULT_CLOCKS for mhz in clocks_mhz)
+
+        return replace(
+            self,
+            clocks_mhz=tuple(map(lowered, self.clocks_mhz)),
+            ladder_mhz=tuple(mhz for mhz in self.ladder_mhz if mhz <= ceiling_mhz),
+            boost_mhz=lowered(self.boost_mhz),
+        )
 
 
 class ClockReason(enum.Enum):

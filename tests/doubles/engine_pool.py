@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from perseus_core import keys
+from perseus_core.leases import LeasedGpu
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, place_of
 from perseus_operator.api.conditions import Condition
 from perseus_operator.api.schema import parse_spec
@@ -29,6 +30,7 @@ from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.actions import Acquire, Order, next_actions
 from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.node import Node
 from perseus_operator.objects.values import JobRef, Json, Now, Pod
 from perseus_sim.serving.machine import Machine, Step
@@ -69,6 +71,8 @@ class EnginePool:
         self.strange = False
         """Steps do not follow any clock that can be explained."""
         self.measures_energy = True
+        self.lie: Callable[[EngineWindow], EngineWindow] = lambda window: window
+        """What engines say instead of what is so."""
         self.silent: set[str] = set()
         """Pods without an engine."""
         self.orders = 0
@@ -113,7 +117,7 @@ class EnginePool:
     def _describe(self, node: Node) -> None:
         gpus = tuple(f"GPU-{node.name}-{n}" for n in range(self.machine.parallel))
         clocks = dict.fromkeys(gpus, self.machine.clocks_mhz)
-        node.gpus_described(clocks, {}, {gpu: Gpu("H100", "570") for gpu in gpus})
+        node.gpus_described(clocks, {}, {gpu: Gpu("H100", "570", max_power_w=700.0) for gpu in gpus})
         for pod in node.pods:
             if pod.uid in self.silent:
                 node.engines.pods_observed(())
@@ -180,24 +184,45 @@ class EnginePool:
                     continue
                 node = self.job.nodes[action.node]
                 if isinstance(action, Acquire):
-                    node.lease_acquired(node.pods, plan_id="", following=False, started_s=self.second, ttl_s=1e9)
+                    node.lease_acquired(
+                        node.pods,
+                        plan_id="",
+                        following=False,
+                        started_s=self.second,
+                        ttl_s=1e9,
+                        resting=action.resting,
+                        clock=self._lease_clock(node, action.resting.mhz),
+                    )
                 elif isinstance(action, Order):
                     self.orders += 1
                     self._changed[node.name] += 1
                     node.engines.accepted(action.orders, f"id-{self.orders}")
 
+    def _lease_clock(self, node: Node, mhz: int) -> LeaseClock | None:
+        """What the agent says of the clock that a lease asks for."""
+        if not mhz:
+            return None
+        uids = [pod.uid for pod in sorted(node.pods, key=lambda pod: pod.uid)]
+        return LeaseClock(mhz, tuple(LeasedGpu(gpu, uid, mhz, "") for uid in uids for gpu in sorted(node.clocks_mhz)))
+
+    def ceiling_of(self, node: Node) -> int:
+        """At which the agent lets the GPUs of a node rest; 0: at their default clocks."""
+        return node.clock.mhz if node.clock is not None else DEFAULT_CLOCKS
+
     def window(self, number: int, node: Node, engine: Engine) -> EngineWindow:
         """What a replica does in this second."""
-        table = self.family.pool.model.table
+        table = node.engines.ordered.table if node.engines.ordered is not None else None
         changed, self._changed[node.name] = self._changed[node.name] > 0, 0
         running = self.running(number, self.second)
         held = self.clock_of(engine.pod_uid)
         if held == FOLLOW_TABLE:
             held = DEFAULT_CLOCKS if table is None else table.clock_mhz(running, kv_share(self.machine, running))
+        held = held or self.ceiling_of(node)
         odd = 1.0 + 0.5 * math.sin(running * (held or self.machine.clocks_mhz[-1])) if self.strange else 1.0
         prompt = self.second % 3 == 0
         seen = window_of(self.machine, engine.pod_uid, running, held, prompt=prompt, slower=self.slower * odd)
-        return replace(seen, changed=changed, energy_mj=seen.energy_mj if self.measures_energy else None)
+        seen = replace(seen, changed=changed, energy_mj=seen.energy_mj if self.measures_energy else None)
+        return self.lie(seen)
 
 
 def kv_share(machine: Machine, running: int) -> float:

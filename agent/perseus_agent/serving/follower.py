@@ -41,11 +41,13 @@ class EngineFollower(Follower):
         return None
 
     def look(self, writes: int, now_us: int, lead: Lead) -> int | None:  # noqa: ARG002 - a follower's arguments
-        """Return the instance's clock, MHz; None: the default clocks."""
+        """Return the instance's clock, MHz; None: the default clocks, or that of the lease in their place."""
         worker, instance = self._worker, self._instance
-        effects = worker.governor.latency.effects
+        governor = worker.governor
+        effects = governor.latency.effects
         effective_us = effects[-1].time_us if effects else 0
-        choice = instance.look(worker.uuid, worker.governor.applied or 0, now_us, effective_us)
+        applied_mhz, resting_mhz = governor.applied or 0, governor.resting_mhz or 0
+        choice = instance.look(worker.uuid, applied_mhz, now_us, effective_us, resting_mhz=resting_mhz)
         instance.measure(worker.uuid, worker.meter, worker.clocks, now_us)
         self.next_look_us, self.urgent = instance.next_us, choice.urgent
         return choice.clock_mhz or None

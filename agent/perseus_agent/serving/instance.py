@@ -98,7 +98,9 @@ class EngineInstance:
                 self._law = EngineLaw(table, settings, self._highest_mhz)
             self.next_us = 0
 
-    def look(self, uuid: str, applied_mhz: int, now_us: int, effective_us: int = 0) -> Choice:
+    def look(
+        self, uuid: str, applied_mhz: int, now_us: int, effective_us: int = 0, *, resting_mhz: int = DEFAULT_CLOCKS
+    ) -> Choice:
         """Return the clock to ask for now.
 
         Args:
@@ -106,18 +108,21 @@ class EngineInstance:
             applied_mhz: that is locked on it; `DEFAULT_CLOCKS`: none is.
             now_us: now, by the machine's clock.
             effective_us: from when on the locked clock is in effect, measured or estimated; 0: it was never changed.
+            resting_mhz: of its lease, at which it runs in place of the default clocks; `DEFAULT_CLOCKS`: there is none.
         """
         with self._lock:
             self._applied_mhz[uuid] = applied_mhz
             boosted_us = self._boost.seen(uuid, applied_mhz, effective_us)
             if boosted_us is not None:
                 self._totals.boosted(boosted_us)
+            if self._law is not None:
+                self._law.highest_mhz = resting_mhz or self._highest_mhz
             if self._reader.acknowledge() or now_us >= self.next_us:
                 before, self._choice = self._choice, self._decide(now_us)
                 self.next_us = now_us + us_from_s(self._settings.period_s)
                 if self._choice.clock_mhz != before.clock_mhz:  # it is about to be; the next look sees whether it is
-                    self._applied_mhz = dict.fromkeys(self._applied_mhz, self._choice.clock_mhz)
-                    self._time_boost(before, now_us)
+                    self._applied_mhz = dict.fromkeys(self._applied_mhz, self._choice.clock_mhz or resting_mhz)
+                    self._time_boost(before, resting_mhz, now_us)
                 self._decided_us = now_us
             self._in_force(now_us)
             return self._choice
@@ -130,13 +135,13 @@ class EngineInstance:
             while self._cuts and len(self._cuts[0].energies_mj) == len(self.engine.gpu_uuids):
                 self._publish_cut(self._cuts.pop(0))
 
-    def _time_boost(self, before: Choice, now_us: int) -> None:
+    def _time_boost(self, before: Choice, resting_mhz: int, now_us: int) -> None:
         """Time the change to the clock that was just chosen, if it is raised for prompts that wait."""
         self._boost.replaced()
         if self._choice.reason is ClockReason.BOOST and is_above(self._choice.clock_mhz, before.clock_mhz):
             # What the engine said earlier was seen at the look before, whatever time it claims.
             since_us = max(self._decided_us, min(self._samples.reading.counts.time_us, now_us))
-            self._boost.began(self.engine.gpu_uuids, self._choice.clock_mhz, since_us)
+            self._boost.began(self.engine.gpu_uuids, self._choice.clock_mhz or resting_mhz, since_us)
 
     def _in_force(self, now_us: int) -> None:
         """Note the clock that is locked now: where the GPUs differ, the highest."""

@@ -11,6 +11,7 @@ In ten lines:
 7. A miss is a time beyond its limit that the default clocks would have kept; what they would have missed too is not.
 8. One miss raises at once; for each request that kept its limit the trim falls by the share that is allowed to miss.
 9. At its end the trim leaves the default clocks: limits are paid with energy, not the other way round.
+   Where a lease has GPUs rest at a ceiling, that stands for the default clocks in all of these lines.
 10. A clock is asked again only when it changes.
 
 >>> table = ClockTable((8, 32), (1.0,), ((900,), (1005,)), (900, 1005, 1200, 1500))
@@ -102,13 +103,14 @@ class EngineLaw:
     Args:
         table: the operator's, for this replica's model, engine and limits.
         settings: what it is tuned with.
-        highest_mhz: the GPU's highest clock.
+        highest_mhz: see the attribute.
     """
 
     def __init__(self, table: ClockTable, settings: LawSettings, highest_mhz: int) -> None:
         self.table = table
         self._settings = settings
-        self._highest_mhz = highest_mhz
+        self.highest_mhz = highest_mhz
+        """At which the default clocks stand: the GPU's, or that of a lease at which it rests in their place."""
         self._first_tokens, self._tokens = _Trim(settings), _Trim(settings)
         self._sampled_s = -math.inf
         self._engine_s = -math.inf
@@ -158,7 +160,7 @@ class EngineLaw:
         self._engine_s = sample.time_s if math.isfinite(sample.time_s) else -math.inf
         if self._sample is None:
             return
-        slower = self._highest_mhz / self._floor_mhz
+        slower = self.highest_mhz / self._floor_mhz
         self._first_tokens.count(sample.first_tokens, slower)
         self._tokens.count(sample.tokens, slower)
         if self._preempted is not None and sample.preempted > self._preempted:
@@ -174,10 +176,10 @@ class EngineLaw:
     def _floor(self, sample: EngineSample) -> Choice:
         clock_mhz = self.table.clock_mhz(sample.running + sample.prefilling, sample.kv_share)
         if clock_mhz == DEFAULT_CLOCKS:
-            self._floor_mhz = self._highest_mhz
+            self._floor_mhz = self.highest_mhz
             return Choice(DEFAULT_CLOCKS, ClockReason.BEYOND_TABLE)
         raised_mhz = self._raised(clock_mhz)
-        self._floor_mhz = raised_mhz or self._highest_mhz
+        self._floor_mhz = raised_mhz or self.highest_mhz
         return Choice(raised_mhz, ClockReason.TRIM if raised_mhz != clock_mhz else ClockReason.FLOOR)
 
     def _raised(self, clock_mhz: int) -> int:

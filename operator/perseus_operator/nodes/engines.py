@@ -140,6 +140,11 @@ class NodeEngines:
         """What the agent holds is no longer known."""
         self.ordered, self.orders_id, self._certain = None, "", False
 
+    @property
+    def driven(self) -> bool:
+        """Whether clocks are ordered for engines here."""
+        return self.ordered is not None and bool(self.ordered.clocks_mhz)
+
     def holds(self, orders: EngineOrders | None) -> bool:
         """Whether the agent holds exactly these orders."""
         return self._certain and self.ordered == orders

@@ -257,7 +257,8 @@ class Node:
         self.clock = clock
         self.engines.lease_granted(orders_id, engine_faults or {})
         faulty = clock is not None and clock.faulty
-        coming = not self.plans.driven and not faulty and not self.at_clock(self.resting.mhz)
+        driven = self.plans.driven or self.engines.driven
+        coming = not driven and not faulty and not self.at_clock(self.resting.mhz)
         pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
         self.renew_at_s, self.expires_at_s = started_s + pause_s, started_s + ttl_s
 

@@ -2,12 +2,14 @@
 
 Windows, each about a second of one engine at one clock, come in (`Window`). `fit` finds the models of time and energy
 that explain them, with intervals, or says that none does. `clock_table` makes the table that the agent's law reads,
-with a certificate that `check` confirms. `Exploration` says which clock a canary tries next, so that there are windows
+with a certificate that `check` confirms; `ceilings` says what a replica carries while its clock may not go above one.
+`Exploration` says which clock a canary tries next, so that there are windows
 at several clocks; `Fingerprint` says for which other replicas they count.
 
 All of it is pure, and nothing is shared with the planning of training.
 """
 
+from perseus_solver.serving.ceilings import Ceiling, Mix, ceilings
 from perseus_solver.serving.check import check
 from perseus_solver.serving.exploration import Attempt, Exploration, Sight, Why, windows_needed
 from perseus_solver.serving.fingerprint import Fingerprint, step_flags
@@ -19,10 +21,12 @@ from perseus_solver.serving.windows import Window
 __all__ = [
     "Attempt",
     "Bound",
+    "Ceiling",
     "Certificate",
     "Exploration",
     "Fingerprint",
     "FitResult",
+    "Mix",
     "Seen",
     "Sight",
     "StepModel",
@@ -33,6 +37,7 @@ __all__ = [
     "WattModel",
     "Why",
     "Window",
+    "ceilings",
     "check",
     "clock_table",
     "fit",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.model.state import FitWork
+from perseus_operator.families.serving.features.power.ceiling import Offer, resting_clock
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.waiting import no_clocks
@@ -27,10 +29,17 @@ class ServingDecision(Decision):
 
     Attributes:
         trying: whether the canary holds a clock that is tried.
+        offer: what a share of a PowerBudget allows; None: no budget limits the pool.
     """
 
     actions: tuple[FitWork, ...] = ()
     trying: bool = False
+    offer: Offer | None = None
+
+    @property
+    def slowdown(self) -> float | None:
+        """By what share the pool could do more without its PowerBudget; None: no budget slows it."""
+        return None if self.offer is None or self.offer.speed >= 1.0 else 1.0 / self.offer.speed - 1.0
 
 
 def decide(pool: ServingPool, now: Now) -> ServingDecision:
@@ -44,14 +53,17 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
         intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
         return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
-    trying = pool.trials.under_way(now.wall_s)
-    orders = EngineOrders(limits, pool.model.table, _clocks(pool, now, trying=trying), _pages(pool, spec))
-    applied = holds_orders(pool.job.nodes, orders)
+    trying, offer = pool.trying(now.wall_s), pool.offer
+    table = None if pool.model.table is None else pool.model.table.under(pool.ceiling_mhz)
+    orders = EngineOrders(limits, table, _clocks(pool, now, trying=trying), _pages(pool, spec))
+    resting = resting_clock(offer, pool.job.share)
+    applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, resting)
     return ServingDecision(
-        intent=Intent(None, {}, drive=True, waiting=None, orders=orders),
+        intent=Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders),
         actions=_fit(pool, spec, limits, now),
         applied=applied and pool.model.table is not None,
         trying=trying,
+        offer=offer,
         wake_at_s=now.monotonic_s + _LOOK_S,
     )
 
@@ -86,6 +98,7 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
         ladder_mhz=pool.ladder_mhz(spec.clocks.minimum_megahertz),
         limits=limits,
         prompt_tokens=model.prompt_tokens,
+        mix=model.mix,
         switch_s=max(replica.switch_s for replica in replicas),
     )
     return (wanted,) if wanted.ladder_mhz else ()
@@ -94,6 +107,15 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:
     """Whether every agent that has pods of the pool holds its part of the orders."""
     return all(node.engines.holds(orders_for(orders, [pod.uid for pod in node.pods])) for node in nodes.occupied)
+
+
+def rests_at(nodes: JobNodes, resting: RestingClock) -> bool:
+    """Whether every agent that has pods of the pool holds their GPUs at this clock at most."""
+    return all(
+        node.resting == resting
+        and (not resting.mhz or (node.clock is not None and node.clock.mhz == resting.mhz and not node.clock.faulty))
+        for node in nodes.occupied
+    )
 
 
 def no_limits() -> Explanation:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.serving.decide import ServingDecision, decide
@@ -54,7 +55,8 @@ class ServingFamily(Family):
         spec = self.pool.spec
         counts = counts_of(window, spec.limits if spec is not None else None)
         self._services.metrics.pools.count(self._job.ref, counts)
-        return True if self.pool.window_reported(window, self._services.wall_s()) else None
+        ceiling_mhz = node.clock.mhz if node.clock is not None else DEFAULT_CLOCKS
+        return True if self.pool.window_reported(window, ceiling_mhz, self._services.wall_s()) else None
 
     # ---------------------------------------------------------------------------------------------------------- decide
 
@@ -69,12 +71,16 @@ class ServingFamily(Family):
             self.pool.model.fit_started(self._services.monotonic_s())
             self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
 
-    def member(self, _: Now, *, settled: bool) -> Member:
-        """What it draws is less than the power limits of its GPUs."""
+    def member(self, now: Now, *, settled: bool) -> Member:
+        """What it draws under each ceiling, once there is a table; before, less than the power limits of its GPUs."""
         assert self._job.spec is not None
+        job, priority = str(self._job.ref), self._job.spec.priority
         seen = settled or all(node.leased_pods is not None for node in self._job.nodes.occupied)
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
-        return Member(str(self._job.ref), self._job.spec.priority, drawn_w=held_w if seen else None, held_w=held_w)
+        offers = self.pool.budget_asked(now.wall_s)
+        if offers is not None and seen:
+            return Member(job, priority, offers.claim(job, priority), held_w=held_w)
+        return Member(job, priority, drawn_w=held_w if seen else None, held_w=held_w)
 
     # ---------------------------------------------------------------------------------------------------------- report
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perseus_core.serving import ServingLimits
+from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.comparison.switchback import Saved, Switchback, block_at, switched_back
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
+from perseus_operator.families.serving.features.power.ceiling import Offer, Offers, offer_within, offers_of
+from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
@@ -26,6 +28,9 @@ class ServingPool:
         self.model = Model()
         self.trials = Trials()
         self.switchback = Switchback()
+        self.demand = Demand()
+        self.offers: Offers | None = None
+        """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
         self._restored: tuple[str, Mapping[int, Missed], Saved | None] = "", {}, None
         """Of which fingerprint an earlier operator has stored missed clocks and savings, and which."""
@@ -46,7 +51,7 @@ class ServingPool:
         before = self.signals.fingerprint
         self.signals = signals_of(self.job.nodes, before)
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
-            self.model, self.trials, self.switchback = Model(), Trials(), Switchback()
+            self.model, self.trials, self.switchback, self.demand = Model(), Trials(), Switchback(), Demand()
             self._known = self.signals.fingerprint
             if self._restored[0] == self._known:
                 self.switchback.restored(self._restored[2])
@@ -86,11 +91,35 @@ class ServingPool:
         if self.signals.of_pod(self.trials.canary) is None:
             self.trials.canary_chosen(replicas[0].pod_uid if replicas else "")
 
-    def window_reported(self, window: EngineWindow, wall_s: float) -> bool:
+    def budget_asked(self, wall_s: float) -> Offers | None:
+        """A PowerBudget asks what the pool may do; decisions rest on this answer until the next."""
+        self.demand.time_passed(wall_s)
+        signals = self.signals
+        self.offers = offers_of(self.spec, self.model.ceilings, signals.replicas, self.job.nodes, self.demand)
+        return self.offers
+
+    @property
+    def offer(self) -> Offer | None:
+        """What its share of a PowerBudget allows; None: no budget limits the pool."""
+        return offer_within(self.job.share, self.offers) if self.model.ceilings else None
+
+    @property
+    def ceiling_mhz(self) -> int:
+        """Above which no clock may go; `DEFAULT_CLOCKS`: there is none."""
+        return DEFAULT_CLOCKS if (offer := self.offer) is None else offer.ceiling_mhz
+
+    def trying(self, wall_s: float) -> bool:
+        """Whether the canary holds a clock that is tried; none above the ceiling is."""
+        ceiling_mhz, clock_mhz = self.ceiling_mhz, self.trials.clock_mhz
+        permitted = ceiling_mhz == DEFAULT_CLOCKS or DEFAULT_CLOCKS < clock_mhz <= ceiling_mhz
+        return permitted and self.trials.under_way(wall_s)
+
+    def window_reported(self, window: EngineWindow, ceiling_mhz: int, wall_s: float) -> bool:
         """An engine did this in about a second; whether it changes what is to be ordered or fitted.
 
         Args:
             window: of any pod of the pool.
+            ceiling_mhz: above which its agent lets no clock go; `DEFAULT_CLOCKS`: there is none.
             wall_s: the time.
         """
         self.requests.window_seen(window.pod_uid, window)
@@ -98,10 +127,11 @@ class ServingPool:
         if replica is None or spec is None:
             return False
         self.model.window_seen(window, replica.highest_mhz)
+        self.demand.window_seen(window, ceiling_mhz, wall_s)
         limits = spec.limits if spec.sets_clocks else None
         if limits is None:
             return False
-        if window.pod_uid != self.trials.canary or not self.trials.under_way(wall_s):
+        if window.pod_uid != self.trials.canary or not self.trying(wall_s):
             self._compare(window, wall_s)
             return False
         self.switchback.interrupted(window.pod_uid)
@@ -111,7 +141,7 @@ class ServingPool:
         return left
 
     def _compare(self, window: EngineWindow, wall_s: float) -> None:
-        if self.model.table is None or not self.follows(window.pod_uid):
+        if self.model.table is None or not self.follows(window.pod_uid) or self.ceiling_mhz != DEFAULT_CLOCKS:
             self.switchback.interrupted(window.pod_uid)
         else:
             default = self.switched_back(wall_s) == window.pod_uid
@@ -123,7 +153,12 @@ class ServingPool:
         return spec is not None and spec.sets_clocks and (spec.mode is Mode.ENFORCE or pod_uid == self.trials.canary)
 
     def switched_back(self, wall_s: float) -> str:
-        """UID of the replica's pod that is to run at default clocks now, for comparison; empty: none."""
+        """UID of the replica's pod that is to run at default clocks now, for comparison; empty: none is.
+
+        A ceiling does not permit them.
+        """
+        if self.ceiling_mhz != DEFAULT_CLOCKS:
+            return ""
         block = block_at(wall_s)
         if self._back[:3] != (block, self.signals, self.spec):  # asked for each window
             uids = [one.pod_uid for one in self.signals.replicas if self.follows(one.pod_uid)]

@@ -13,7 +13,7 @@ from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.pool_figures import FAILED
 from perseus_operator.jobs.services import Services
 from perseus_solver.errors import SolverError
-from perseus_solver.serving import FitResult, TableRequest, Verdict, clock_table, fit
+from perseus_solver.serving import Ceiling, FitResult, TableRequest, Verdict, ceilings, clock_table, fit
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> Non
     model, metrics = pool.model, services.metrics.pools
     try:
         async with services.fits.turn(pool.job.ref.namespace):
-            result, table = await asyncio.to_thread(fit_and_table, wanted)
+            result, table, under = await asyncio.to_thread(fit_and_table, wanted)
     except SolverError as error:
         logger.warning("%s: no fit of %d windows: %s", pool.job.ref, len(wanted.windows), error)
         model.fit_failed()
@@ -35,23 +35,24 @@ async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> Non
     metrics.count_fit(pool.job.ref, result.verdict.value)
     limits = pool.spec.limits if pool.spec is not None else None
     if limits == wanted.limits:
-        model.fitted(result, table)
+        model.fitted(result, table, under)
     else:
         model.fit_failed()
         model.limits_changed()
 
 
-def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None]:
-    """Fit, and make the table; None: the windows do not explain the engine, or no watts were measured.
+def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[Ceiling, ...]]:
+    """Fit, and make the table and what replicas carry under each ceiling; None: the windows do not explain the engine,
+    or no watts were measured.
 
     Raises:
         SolverError: what was asked for cannot be fitted.
     """
     result = fit(wanted.windows, wanted.highest_mhz)
     if result.verdict is not Verdict.EXPLAINED or result.models is None or result.watts is None:
-        return result, None
+        return result, None, ()
     if result.seen is None or not any(mhz >= result.seen.lowest_mhz for mhz in wanted.ladder_mhz):
-        return result, None
+        return result, None, ()
     request = TableRequest(
         result.models,
         result.watts,
@@ -63,4 +64,4 @@ def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None]:
         wanted.switch_s,
         seen=result.seen,
     )
-    return result, clock_table(request).table
+    return result, clock_table(request).table, ceilings(request, wanted.mix)

@@ -14,7 +14,7 @@ from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.conditions import accepted, agents_ready, ready
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import no_clocks
-from perseus_operator.objects.formatting import counted, megahertz, percent
+from perseus_operator.objects.formatting import counted, megahertz, percent, slowed_by
 from perseus_solver.serving import FitResult, Verdict, windows_needed
 
 _NAMED = 3
@@ -125,8 +125,15 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     if spec.mode is Mode.CANARY:
         message = "The clock of one replica follows its load; the others run at default clocks."
         return Condition(kind, True, Reason.CANARY, message)
-    message = f"The clocks of {counted(len(pool.signals.replicas), 'replica')} follow their load."
-    return Condition(kind, True, Reason.TABLE_IN_FORCE, message)
+    message = f"The clocks of {counted(len(pool.signals.replicas), 'replica')} follow their load"
+    share, offer, slowdown = pool.job.share, decision.offer, decision.slowdown
+    if share is None or offer is None or slowdown is None:
+        return Condition(kind, True, Reason.TABLE_IN_FORCE, f"{message}.")
+    message += f" up to {megahertz(offer.ceiling_mhz)}, {slowed_by(share.budget, percent(slowdown))}:"
+    message += f" {share.watts:.0f} W are granted; they draw at most {offer.watts:.0f} W."
+    if not share.feasible:
+        message += " The budget is less than its jobs draw at their most frugal plans."
+    return Condition(kind, True, Reason.LIMITED_BY_BUDGET, message)
 
 
 def _objective_kept(limits: ServingLimits | None, lately: Block) -> Condition:

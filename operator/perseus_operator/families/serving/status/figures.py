@@ -53,7 +53,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
-        power_budget=share_to_status(pool.job.share, pool.job.draw, None),
+        power_budget=share_to_status(pool.job.share, pool.job.draw, decision.slowdown),
     )
 
 

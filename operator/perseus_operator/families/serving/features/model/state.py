@@ -11,7 +11,7 @@ from perseus_core.serving import MOST_EDGES, ClockTable, ServingLimits
 from perseus_core.units import mean_power_w, s_from_us
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.serving import FitResult, Verdict, Window
+from perseus_solver.serving import Ceiling, FitResult, Mix, Verdict, Window
 
 KV_CAPACITY: Final = 1_000_000
 """Nominal tokens that fit into the memory: engines say shares, and a table reads shares; only the product matters."""
@@ -39,6 +39,7 @@ class FitWork:
         ladder_mhz: the clocks that may be locked, ascending.
         limits: of the requests.
         prompt_tokens: of a prompt, mean.
+        mix: of the requests.
         switch_s: how long a change of the clock takes, median.
     """
 
@@ -47,6 +48,7 @@ class FitWork:
     ladder_mhz: tuple[int, ...]
     limits: ServingLimits
     prompt_tokens: float
+    mix: Mix
     switch_s: float
 
 
@@ -58,12 +60,15 @@ class Model:
         """Of the latest fit; None: nothing was fitted yet."""
         self.table: ClockTable | None = None
         """None: there is none, and no clock may be set by it."""
+        self.ceilings: tuple[Ceiling, ...] = ()
+        """What a replica carries under each, with the table; empty: there is none."""
         self.fitting = False
         """A fit is under way."""
         self.wanted = False
         """What is known has changed since the latest fit."""
         self._windows: dict[int, deque[Window]] = {}
-        self._prompt_tokens = self._prompts = 0
+        self._prompt_tokens = self._prompts = self._tokens = 0
+        self._running_s = self._kv_s = 0.0
         self._fitted_s = -math.inf
         self._since_fit = 0
 
@@ -87,10 +92,19 @@ class Model:
         """Computed of a prompt, mean."""
         return max(1.0, self._prompt_tokens / max(1, self._prompts))
 
+    @property
+    def mix(self) -> Mix:
+        """Of the requests so far."""
+        kv_tokens = KV_CAPACITY * self._kv_s / self._running_s if self._running_s else 0.0
+        return Mix(min(float(KV_CAPACITY), kv_tokens), min(1e7, self._prompt_tokens / max(1, self._tokens)))
+
     def window_seen(self, seen: EngineWindow, highest_mhz: int) -> Window | None:
         """A replica did this; returns it as a fit takes it, None where it says nothing of one clock."""
         self._prompt_tokens += seen.prompt_tokens
         self._prompts += sum(seen.first_tokens.values())
+        self._tokens += seen.generated_tokens
+        self._running_s += s_from_us(seen.time_us) * seen.running
+        self._kv_s += s_from_us(seen.time_us) * seen.kv_share
         window = window_of(seen, highest_mhz)
         if window is not None and (window.clock_mhz in self._windows or len(self._windows) < MOST_EDGES):
             self._windows.setdefault(window.clock_mhz, deque(maxlen=_OF_A_CLOCK)).append(window)
@@ -110,9 +124,9 @@ class Model:
         """A fit is under way."""
         self.fitting, self.wanted, self._fitted_s, self._since_fit = True, False, now_s, 0
 
-    def fitted(self, result: FitResult, table: ClockTable | None) -> None:
+    def fitted(self, result: FitResult, table: ClockTable | None, ceilings: tuple[Ceiling, ...] = ()) -> None:
         """A fit has ended; without a table no clock may be set by one, even if there was one before."""
-        self.fitting, self.result, self.table = False, result, table
+        self.fitting, self.result, self.table, self.ceilings = False, result, table, ceilings
 
     def fit_failed(self) -> None:
         """A fit has ended without a result: what was known still holds."""
@@ -120,7 +134,7 @@ class Model:
 
     def limits_changed(self) -> None:
         """A table for other limits, or other clocks, does not hold; the windows do."""
-        self.table, self.wanted = None, True
+        self.table, self.ceilings, self.wanted = None, (), True
 
     @property
     def lowest_mhz(self) -> int | None:
