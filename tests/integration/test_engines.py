@@ -23,6 +23,10 @@ TABLE = messages.ClockTable(
     ladder_mhz=[FLOOR, 1050, HIGHER],
     boost_mhz=[0],
 )
+UNDER_1050 = messages.ClockTable(
+    running=[16, 64], kv_share_ppm=[1_000_000], clocks_mhz=[FLOOR, 0], ladder_mhz=[FLOOR, 1050], boost_mhz=[0]
+)
+"""The same under a ceiling."""
 LIMITS = messages.ServingLimits(first_token_us=1_000_000, per_token_us=50_000, attainment_ppm=990_000)
 BUSY = {"running": 8, "kv_share": 0.3}
 
@@ -46,9 +50,9 @@ def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
     wait_for(node.all_default, "default clocks between tests")
 
 
-def acquire(stub: Any, *pods: messages.Pod, ttl_ms: int = 60_000) -> messages.Lease:
+def acquire(stub: Any, *pods: messages.Pod, ttl_ms: int = 60_000, **clock: int) -> messages.Lease:
     request = messages.AcquireLeaseRequest(
-        job_uid=JOB, job_name=f"ns/{JOB}", epoch=time.time_ns(), ttl_ms=ttl_ms, pods=pods
+        job_uid=JOB, job_name=f"ns/{JOB}", epoch=time.time_ns(), ttl_ms=ttl_ms, pods=pods, **clock
     )
     lease: messages.Lease = stub.AcquireLease(request)
     return lease
@@ -164,6 +168,31 @@ def test_what_the_lease_does_not_order_ends(node: RecordingNode, stub: Any, end:
     else:
         order(stub, lease)
     wait_for(lambda: locked(node, [0, 1]) == {None}, "default clocks")
+
+
+def test_no_clock_is_above_a_ceiling_whatever_happens_until_it_is_withdrawn(node: RecordingNode, stub: Any) -> None:
+    pod = node.add_pod(0, [0, 1])
+    ceiling = {"clock_mhz": 1050, "keep_clock_ms": 60_000}
+    order(stub, acquire(stub, pod, **ceiling), pod, table=UNDER_1050)
+    wait_for(lambda: locked(node, [0, 1]) == {1050}, "before there is an engine GPUs are at the ceiling")
+    engine = node.start_engine(pod)
+    engine.says(**BUSY)
+    wait_for(lambda: locked(node, [0, 1]) == {FLOOR}, "the load needs less")
+    engine.says(running=8, waiting=1, kv_share=0.3)
+    wait_for(lambda: locked(node, [0, 1]) == {1050}, "a boost goes to the ceiling")
+    engine.says(**BUSY)
+    wait_for(lambda: locked(node, [0, 1]) == {FLOOR}, "the prompt is computed")
+    engine.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: locked(node, [0, 1]) == {1050}, "an engine that is silent is at the ceiling")
+    engine.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: locked(node, [0, 1]) == {FLOOR}, "it speaks again")
+    lapsing = acquire(stub, pod, ttl_ms=500, **ceiling)
+    order(stub, lapsing, pod, table=UNDER_1050)
+    wait_for(lambda: locked(node, [0, 1]) == {1050}, "no operator renews the lease, and the ceiling stays")
+    order(stub, acquire(stub, pod), pod)
+    wait_for(lambda: locked(node, [0, 1]) == {FLOOR}, "an operator is back, and the budget is gone")
+    engine.says(running=8, waiting=1, kv_share=0.3)
+    wait_for(lambda: locked(node, [0, 1]) == {None}, "a boost goes to the default clocks")
 
 
 def test_one_clock_is_held_only_while_the_engine_speaks(node: RecordingNode, stub: Any) -> None:

@@ -47,6 +47,8 @@ class Bench:
         self.published: list[EngineSummary] = []
         self.instance = EngineInstance(ENGINE, self.reader, 1980, self.publish, self.now_us)
         self.applied = dict.fromkeys(GPUS, DEFAULT_CLOCKS)
+        self.resting_mhz = DEFAULT_CLOCKS
+        """Of the lease."""
         if monkeypatch is not None:
             monkeypatch.setattr(engine_channel.time, "monotonic_ns", lambda: self.now_us * 1000)
 
@@ -59,8 +61,8 @@ class Bench:
         self.writer.step(waiting, 0, running, 200_000, **{"step_us": 20_000, "generated_tokens": running, **named})
 
     def look(self, gpu: str = GPUS[0]) -> tuple[int, str]:
-        choice = self.instance.look(gpu, self.applied[gpu], self.now_us)
-        self.applied[gpu] = choice.clock_mhz  # written at once
+        choice = self.instance.look(gpu, self.applied[gpu], self.now_us, resting_mhz=self.resting_mhz)
+        self.applied[gpu] = choice.clock_mhz or self.resting_mhz  # written at once
         return choice.clock_mhz, choice.reason.value
 
     def period(self, **load: Any) -> tuple[int, str]:
@@ -311,3 +313,32 @@ def test_whatever_the_memory_holds_nothing_raises_and_no_clock_is_asked_that_is_
     for window in bench.published:
         assert event_message(window).window.number == window.number
     bench.reader.close()
+
+
+# ------------------------------------------------------------------------------------------------------- a ceiling
+
+
+def under_a_ceiling(bench: Bench) -> None:
+    bench.instance.order(EngineOrders(LIMITS, TABLE.under(1050), {"pod": FOLLOW_TABLE}))
+    bench.resting_mhz = 1050
+
+
+def test_under_a_ceiling_windows_are_of_its_clock_and_not_of_the_default_ones(bench: Bench) -> None:
+    under_a_ceiling(bench)
+    measured(bench, 3.0)
+    measured(bench, 4.0, running=40)
+    assert bench.look() == (DEFAULT_CLOCKS, "BeyondTable")
+    settled = [window for window in bench.published[1:] if not window.changed]
+    assert [window.clock_mhz for window in settled[:1] + settled[-1:]] == [900, 1050]
+    assert all(window.default_us == 0 for window in bench.published[1:])
+
+
+@pytest.mark.parametrize(("resting_mhz", "expected"), [(DEFAULT_CLOCKS, "Trim"), (1050, "Floor")])
+def test_a_miss_that_the_ceiling_would_have_missed_too_does_not_count(
+    bench: Bench, resting_mhz: int, expected: str
+) -> None:
+    under_a_ceiling(bench)
+    bench.resting_mhz = resting_mhz
+    bench.period()
+    bench.writer.count_times([], [place_of(0.07)] * 3)  # 1.4 times the limit: at 1980 instead of 900 MHz it was kept
+    assert bench.period()[1] == expected
