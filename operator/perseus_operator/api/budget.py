@@ -101,7 +101,9 @@ class BudgetSpec:
         maximum=1_000_000_000,
         required=False,
     )
-    selector: BudgetSelector = nested("Which PerseusJobs share it; absent: all.", BudgetSelector, default={})
+    selector: BudgetSelector = nested(
+        "Which PerseusJobs and ServingPools share it; absent: all.", BudgetSelector, default={}
+    )
     priorities: tuple[PriorityGrant, ...] | None = listing(
         "Priority granted to namespaces; elsewhere a priority above 0 counts as 0.",
         PriorityGrant,
@@ -132,7 +134,7 @@ class JobShare:
         required=False,
     )
     slowdown: str | None = text(
-        "Slowdown of the plan that fits the share, against T_min.",
+        "Slowdown of the plan that fits the share, against T_min. Of a ServingPool: how much more load it could carry.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,

@@ -57,7 +57,7 @@ class ShareStatus:
     )
     slowdown: str | None = text(
         "By how much the plan in force takes longer than the one that the objective asks for, because the share grants"
-        " no more; absent: the share does not limit the job.",
+        " no more; absent: the share does not limit the job. Of a ServingPool: how much more load it could carry.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,

@@ -91,7 +91,8 @@ def test_the_claim_begins_with_what_the_load_needs_and_ends_without_a_ceiling(po
     needed = next(each for each in under if each.running >= HEADROOM * 150)
     assert claim_of(pool).least_w >= REPLICAS * needed.watts > claim.least_w
     pool.running = lambda replica, second: 4
-    pool.run(660)
+    pool.second += 660
+    pool.step()
     assert claim_of(pool).least_w < REPLICAS * needed.watts, "after ten minutes it is forgotten"
 
 
@@ -192,7 +193,7 @@ def test_an_engine_that_draws_more_than_its_model_says_is_slowed_for_it(pool: En
     share_w = claim_of(pool).curve[3][0]
     grant(pool, share_w)
     before_mhz = pool.family.pool.ceiling_mhz
-    drawn_w = pool.family.pool.offer.watts / REPLICAS  # type: ignore[union-attr]
+    drawn_w = pool.family.pool.granted.watts / REPLICAS  # type: ignore[union-attr]
     pool.lie = lambda window: replace(window, changed=True, energy_mj=round(1.3e-3 * drawn_w * window.time_us))
     pool.run(3)
     grant(pool, share_w)

@@ -10,7 +10,7 @@ from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, Pag
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.model.state import FitWork
-from perseus_operator.families.serving.features.power.ceiling import Offer, resting_clock
+from perseus_operator.families.serving.features.power.ceiling import PoolCeiling, resting_clock
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.waiting import no_clocks
@@ -29,17 +29,17 @@ class ServingDecision(Decision):
 
     Attributes:
         trying: whether the canary holds a clock that is tried.
-        offer: what a share of a PowerBudget allows; None: no budget limits the pool.
+        granted: what a share of a PowerBudget allows; None: no budget limits the pool.
     """
 
     actions: tuple[FitWork, ...] = ()
     trying: bool = False
-    offer: Offer | None = None
+    granted: PoolCeiling | None = None
 
     @property
     def slowdown(self) -> float | None:
         """By what share the pool could do more without its PowerBudget; None: no budget slows it."""
-        return None if self.offer is None or self.offer.speed >= 1.0 else 1.0 / self.offer.speed - 1.0
+        return None if self.granted is None or self.granted.speed >= 1.0 else 1.0 / self.granted.speed - 1.0
 
 
 def decide(pool: ServingPool, now: Now) -> ServingDecision:
@@ -53,17 +53,17 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
         intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
         return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
-    trying, offer = pool.trying(now.wall_s), pool.offer
+    trying, granted = pool.trying(now.wall_s), pool.granted
     table = None if pool.model.table is None else pool.model.table.under(pool.ceiling_mhz)
     orders = EngineOrders(limits, table, _clocks(pool, now, trying=trying), _pages(pool, spec))
-    resting = resting_clock(offer, pool.job.share)
+    resting = resting_clock(granted, pool.job.share)
     applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, resting)
     return ServingDecision(
         intent=Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders),
         actions=_fit(pool, spec, limits, now),
         applied=applied and pool.model.table is not None,
         trying=trying,
-        offer=offer,
+        granted=granted,
         wake_at_s=now.monotonic_s + _LOOK_S,
     )
 

@@ -77,9 +77,9 @@ class ServingFamily(Family):
         job, priority = str(self._job.ref), self._job.spec.priority
         seen = settled or all(node.leased_pods is not None for node in self._job.nodes.occupied)
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
-        offers = self.pool.budget_asked(now.wall_s)
-        if offers is not None and seen:
-            return Member(job, priority, offers.claim(job, priority), held_w=held_w)
+        claimed = self.pool.budget_asked(now.wall_s)
+        if claimed is not None and seen:
+            return Member(job, priority, claimed.claim(job, priority), held_w=held_w)
         return Member(job, priority, drawn_w=held_w if seen else None, held_w=held_w)
 
     # ---------------------------------------------------------------------------------------------------------- report

@@ -11,7 +11,12 @@ from perseus_operator.families.serving.features.comparison.switchback import Sav
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
-from perseus_operator.families.serving.features.power.ceiling import Offer, Offers, offer_within, offers_of
+from perseus_operator.families.serving.features.power.ceiling import (
+    PoolCeiling,
+    PoolCeilings,
+    ceiling_within,
+    ceilings_of_pool,
+)
 from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
 from perseus_operator.jobs.job import Job
@@ -29,7 +34,7 @@ class ServingPool:
         self.trials = Trials()
         self.switchback = Switchback()
         self.demand = Demand()
-        self.offers: Offers | None = None
+        self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
         self._restored: tuple[str, Mapping[int, Missed], Saved | None] = "", {}, None
@@ -91,22 +96,22 @@ class ServingPool:
         if self.signals.of_pod(self.trials.canary) is None:
             self.trials.canary_chosen(replicas[0].pod_uid if replicas else "")
 
-    def budget_asked(self, wall_s: float) -> Offers | None:
+    def budget_asked(self, wall_s: float) -> PoolCeilings | None:
         """A PowerBudget asks what the pool may do; decisions rest on this answer until the next."""
         self.demand.time_passed(wall_s)
         signals = self.signals
-        self.offers = offers_of(self.spec, self.model.ceilings, signals.replicas, self.job.nodes, self.demand)
-        return self.offers
+        self.claimed = ceilings_of_pool(self.spec, self.model.ceilings, signals.replicas, self.job.nodes, self.demand)
+        return self.claimed
 
     @property
-    def offer(self) -> Offer | None:
+    def granted(self) -> PoolCeiling | None:
         """What its share of a PowerBudget allows; None: no budget limits the pool."""
-        return offer_within(self.job.share, self.offers) if self.model.ceilings else None
+        return ceiling_within(self.job.share, self.claimed) if self.model.ceilings else None
 
     @property
     def ceiling_mhz(self) -> int:
         """Above which no clock may go; `DEFAULT_CLOCKS`: there is none."""
-        return DEFAULT_CLOCKS if (offer := self.offer) is None else offer.ceiling_mhz
+        return DEFAULT_CLOCKS if (granted := self.granted) is None else granted.ceiling_mhz
 
     def trying(self, wall_s: float) -> bool:
         """Whether the canary holds a clock that is tried; none above the ceiling is."""

@@ -126,11 +126,11 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
         message = "The clock of one replica follows its load; the others run at default clocks."
         return Condition(kind, True, Reason.CANARY, message)
     message = f"The clocks of {counted(len(pool.signals.replicas), 'replica')} follow their load"
-    share, offer, slowdown = pool.job.share, decision.offer, decision.slowdown
-    if share is None or offer is None or slowdown is None:
+    share, granted, slowdown = pool.job.share, decision.granted, decision.slowdown
+    if share is None or granted is None or slowdown is None:
         return Condition(kind, True, Reason.TABLE_IN_FORCE, f"{message}.")
-    message += f" up to {megahertz(offer.ceiling_mhz)}, {slowed_by(share.budget, percent(slowdown))}:"
-    message += f" {share.watts:.0f} W are granted; they draw at most {offer.watts:.0f} W."
+    message += f" up to {megahertz(granted.ceiling_mhz)}, {slowed_by(share.budget, percent(slowdown))}:"
+    message += f" {share.watts:.0f} W are granted; they draw at most {granted.watts:.0f} W."
     if not share.feasible:
         message += " The budget is less than its jobs draw at their most frugal plans."
     return Condition(kind, True, Reason.LIMITED_BY_BUDGET, message)

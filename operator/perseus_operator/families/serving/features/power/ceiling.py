@@ -35,7 +35,7 @@ _STEP: Final = 1.05
 
 
 @dataclass(frozen=True)
-class Offer:
+class PoolCeiling:
     """What a pool does under a ceiling.
 
     Attributes:
@@ -50,7 +50,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Offers:
+class PoolCeilings:
     """The ceilings that a pool may have.
 
     Attributes:
@@ -59,7 +59,7 @@ class Offers:
         subject: changes with what ceilings draw and carry, not with the load.
     """
 
-    points: tuple[Offer, ...]
+    points: tuple[PoolCeiling, ...]
     gpus: int
     subject: str
 
@@ -69,9 +69,9 @@ class Offers:
         return Claim(job, priority, self.gpus, curve, self.subject)
 
 
-def offers_of(
+def ceilings_of_pool(
     spec: PoolSpec | None, ceilings: Sequence[Ceiling], replicas: Sequence[Replica], nodes: JobNodes, demand: Demand
-) -> Offers | None:
+) -> PoolCeilings | None:
     """Return the ceilings that a pool may have.
 
     Args:
@@ -91,15 +91,15 @@ def offers_of(
     most_w = [math.fsum(limits_w.get(uuid, 0.0) for uuid in uuids) for uuids in steered]
     others_w = math.fsum(limits_w.values()) - math.fsum(most_w)
     each_w = [max(each.watts, _rounded_up(demand.drawn_w(each.clock_mhz))) for each in ceilings]
-    points: list[Offer] = []
+    points: list[PoolCeiling] = []
     for ceiling, drawn_w in list(zip(ceilings, each_w, strict=True))[_needed(ceilings, each_w, demand) :]:
         # In whole watts, as shares are written.
         watts = float(math.ceil(others_w + math.fsum(min(drawn_w, limit_w) for limit_w in most_w) - ROUNDING_W))
         if points and watts <= points[-1].watts:
             points.pop()
-        points.append(Offer(ceiling.clock_mhz, watts, ceiling.tokens_s / ceilings[-1].tokens_s))
+        points.append(PoolCeiling(ceiling.clock_mhz, watts, ceiling.tokens_s / ceilings[-1].tokens_s))
     subject = hashlib.sha256(repr((ceilings, each_w, most_w, others_w)).encode()).hexdigest()
-    return Offers(tuple(points), len(limits_w), subject)
+    return PoolCeilings(tuple(points), len(limits_w), subject)
 
 
 def _rounded_up(watts: float) -> float:
@@ -126,24 +126,24 @@ def _needed(ceilings: Sequence[Ceiling], each_w: Sequence[float], demand: Demand
     return max((place for place in range(claimed + 1) if each_w[place] <= believed_w), default=0)
 
 
-def offer_within(share: Share | None, offers: Offers | None) -> Offer | None:
+def ceiling_within(share: Share | None, claimed: PoolCeilings | None) -> PoolCeiling | None:
     """Return what a share allows; None: no share is granted, or nothing may be done with one.
 
     Args:
         share: of a PowerBudget; None: no budget selects the pool.
-        offers: of the pool.
+        claimed: of the pool.
 
     Returns:
         The highest ceiling that fits; if none does, that of the present load, which a budget grants whatever it has.
     """
-    if share is None or share.watts is None or offers is None:
+    if share is None or share.watts is None or claimed is None:
         return None
-    fitting = [each for each in offers.points if each.watts <= share.watts + ROUNDING_W]
-    return fitting[-1] if fitting else offers.points[0]
+    fitting = [each for each in claimed.points if each.watts <= share.watts + ROUNDING_W]
+    return fitting[-1] if fitting else claimed.points[0]
 
 
-def resting_clock(offer: Offer | None, share: Share | None) -> RestingClock:
+def resting_clock(granted: PoolCeiling | None, share: Share | None) -> RestingClock:
     """Return what all GPUs of the pool rest at, also when no operator renews its leases any more."""
-    if offer is None or share is None or offer.ceiling_mhz == DEFAULT_CLOCKS:
+    if granted is None or share is None or granted.ceiling_mhz == DEFAULT_CLOCKS:
         return NO_RESTING_CLOCK
-    return RestingClock(offer.ceiling_mhz, share.hold_s)
+    return RestingClock(granted.ceiling_mhz, share.hold_s)
