@@ -27,6 +27,14 @@ class _Minute:
     watts: dict[int, float] = field(default_factory=dict)
     """The most that a replica drew, by the ceiling that held."""
 
+    def window_seen(self, window: EngineWindow, held_mhz: int) -> None:
+        """A replica did this, at no clock above this one."""
+        self.running = max(self.running, window.running)
+        self.waiting = max(self.waiting, window.waiting)
+        if window.energy_mj is not None:
+            watts = mean_power_w(window.energy_mj, window.time_us)
+            self.watts[held_mhz] = max(self.watts.get(held_mhz, 0.0), watts)
+
 
 class Demand:
     """The greatest seconds of the last minutes."""
@@ -45,13 +53,7 @@ class Demand:
         number = math.floor(wall_s / 60.0)
         if not self._minutes or self._minutes[-1].number != number:
             self._minutes.append(_Minute(number))
-        minute = self._minutes[-1]
-        minute.running = max(minute.running, window.running)
-        minute.waiting = max(minute.waiting, window.waiting)
-        if window.energy_mj is not None:
-            held_mhz = _held_mhz(window, ceiling_mhz)
-            watts = mean_power_w(window.energy_mj, window.time_us)
-            minute.watts[held_mhz] = max(minute.watts.get(held_mhz, 0.0), watts)
+        self._minutes[-1].window_seen(window, _held_mhz(window, ceiling_mhz))
 
     def time_passed(self, wall_s: float) -> None:
         """It is this time now: an engine that rests has no windows, and needs no more what it needed before."""
