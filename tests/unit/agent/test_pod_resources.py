@@ -180,6 +180,12 @@ def test_what_is_not_a_whole_gpu_of_the_pods_own_is_named_with_its_reason(
     assert found == Allocation((GPU[1],), {device: reason})
 
 
+def test_a_gpu_passed_through_to_a_virtual_machine_is_not_driven(kubelet: Kubelet, resources: PodResources) -> None:
+    """Source: NVIDIA/kubevirt-gpu-device-plugin names a resource by the board, and a device by its group of the IOMMU."""
+    kubelet.pods = [pod("a", {"nvidia.com/GH100_H100_PCIE": ["34"]}, {"nvidia.com/gpu": [GPU[1]]})]
+    assert resources.allocation("training", "a") == Allocation((GPU[1],), {})
+
+
 def test_a_gpu_of_two_pods_is_neithers(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0], GPU[1]]}), pod("b", {"nvidia.com/gpu": [GPU[0]]})]
     assert resources.allocation("training", "a") == Allocation((GPU[1],), {GPU[0]: Undrivable.SHARED})
