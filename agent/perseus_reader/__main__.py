@@ -115,20 +115,28 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)[: link.MAX_TEXT]
 
 
+def _listen(listener: socket.socket, path: Path) -> None:
+    unborn = path.with_suffix(".new")
+    unborn.unlink(missing_ok=True)
+    listener.bind(str(unborn))
+    unborn.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
+    listener.listen(1)
+    unborn.replace(path)  # where it is found it can be reached
+
+
 def main() -> int:
-    """Entry point. Ends with SIGTERM."""
+    """Entry point. Ends with SIGTERM; with exit code 2 and one line where it cannot wait on the socket."""
     parser = argparse.ArgumentParser(prog="perseus-reader", description=__doc__.partition("\n")[0])
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket on which to wait for the agent")
     given = parser.parse_args()
     log_to_stderr("INFO")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    unborn = given.socket.with_suffix(".new")
-    unborn.unlink(missing_ok=True)
     with link.open_link() as listener:
-        listener.bind(str(unborn))
-        unborn.chmod(0o666)  # the agent may have no right to what is ours; its directory is for these two alone
-        listener.listen(1)
-        unborn.replace(given.socket)  # where it is found it can be reached
+        try:
+            _listen(listener, given.socket)
+        except OSError as error:
+            log.error("--socket: cannot wait on %s: %s", given.socket, error.strerror or error)
+            return 2
         while True:
             connection, _ = listener.accept()
             with connection:

@@ -73,8 +73,6 @@ def run(options: argparse.Namespace, outputs: Outputs) -> int:  # noqa: ARG001
             )
         except OSError as error:
             raise SolverError(str(error)) from error
-        except UnicodeDecodeError as error:
-            raise SolverError(f"profile {options.profile} is not UTF-8 text (byte {error.start})") from error
     try:
         demo.run()
     except DemoFailed as error:

@@ -27,9 +27,11 @@ from perseus_sim.demo.time_scale import TimeScale
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import profile_csv
 from perseus_sim.training.hosts import Framework, Hosts
+from perseus_solver.cli.files import read_file
 from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.errors import InvalidProfile
 from perseus_solver.model.problem import Problem, build_problem
-from perseus_solver.model.profile import read_profile
+from perseus_solver.model.profile import MAX_BYTES, read_profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
@@ -94,7 +96,7 @@ class Demo:
         self._blocking_power_w = blocking_power_w
         self._name: str = self._manifest["metadata"]["name"]
         self._pipelines: int = pipeline["dataParallel"]
-        self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages, options.gpu_model)
+        self._csv = _text_of(options.profile) if options.profile else profile_csv(self._stages, options.gpu_model)
         self._driver = options.gpu_model
         self._scale = TimeScale(SPEED)
         self._problem = self._problem_of(self._csv)
@@ -369,6 +371,14 @@ class Demo:
         line = f"{time.monotonic() - self._started_s:5.1f} s  {text}"
         self._lines.append(line)
         print(line, flush=True)
+
+
+def _text_of(profile: Path) -> str:
+    data = read_file("profile", profile, MAX_BYTES, InvalidProfile)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidProfile(f"profile {profile} is not UTF-8 text (byte {error.start})") from None
 
 
 def _slower(status: dict[str, Any]) -> float:

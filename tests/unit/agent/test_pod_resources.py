@@ -181,7 +181,7 @@ def test_what_is_not_a_whole_gpu_of_the_pods_own_is_named_with_its_reason(
 
 
 def test_a_gpu_passed_through_to_a_virtual_machine_is_not_driven(kubelet: Kubelet, resources: PodResources) -> None:
-    """Source: NVIDIA/kubevirt-gpu-device-plugin names a resource by the board, and a device by its group of the IOMMU."""
+    """Source: NVIDIA/kubevirt-gpu-device-plugin names a resource by the board, a device by its group of the IOMMU."""
     kubelet.pods = [pod("a", {"nvidia.com/GH100_H100_PCIE": ["34"]}, {"nvidia.com/gpu": [GPU[1]]})]
     assert resources.allocation("training", "a") == Allocation((GPU[1],), {})
 
