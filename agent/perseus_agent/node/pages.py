@@ -196,7 +196,7 @@ class PageLink:
         page = self._pages.pop(key)
         if page.session is not None:
             self._node.leave(page.session)
-        else:
+        elif not page.over:  # the session frees its own, once no GPU's thread uses it any more
             page.memory.close()
 
     def _end_all(self) -> None:
