@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+import pytest
 from tests.doubles.engine_pool import EnginePool
 from tests.unit.operator.test_serving_family import explored
 
@@ -33,14 +34,35 @@ def test_one_replica_at_a_time_is_chosen_and_all_are_equally_often() -> None:
     assert switched_back("uid", 1, []) == ""
 
 
-def test_the_interval_holds_what_is_true_in_most_runs() -> None:
-    draw, kept = Random(1), 0
-    for _ in range(100):
-        found = saved_of([Comparison(draw.gauss(10, 1), draw.gauss(7, 1), draw.randint(500, 1_500)) for _ in range(60)])
+def drawn(draw: Random, default_mj: float, law_mj: float, spread: float) -> Comparison:
+    """A comparison of which the load is random, and half of the energy is spent whatever the load is."""
+    tokens = [max(100, round(draw.gauss(1_000, 1_000 * spread))) for _ in range(3)]
+    return Comparison(
+        round(default_mj * (500 + tokens[0] / 2)),
+        tokens[0],
+        round(law_mj * (1_000 + (tokens[1] + tokens[2]) / 2)),
+        tokens[1] + tokens[2],
+    )
+
+
+@pytest.mark.parametrize("count", [LEAST_COMPARISONS, 100])
+@pytest.mark.parametrize("law_mj", [70, 90, 100])
+@pytest.mark.parametrize("spread", [0.1, 0.4])
+def test_the_interval_holds_what_is_true_in_most_runs(count: int, law_mj: float, spread: float) -> None:
+    draw, kept = Random(count * law_mj), 0
+    for _ in range(200):
+        found = saved_of([drawn(draw, 100, law_mj, spread) for _ in range(count)])
         assert found is not None
         assert found.low <= found.share <= found.high
-        kept += found.low <= 0.3 <= found.high
-    assert kept >= 88, "95 of 100 but for chance"
+        kept += found.low <= 1 - law_mj / 100 <= found.high
+    assert kept >= 182, "95 of 100 but for chance"
+
+
+def test_whatever_joules_an_agent_claims_there_is_a_figure() -> None:
+    for odd in (Comparison(1, 1 << 63, 1 << 63, 1), Comparison(1 << 63, 1, 1, 1 << 63)):
+        found = saved_of([Comparison(100, 1, 140, 2)] * LEAST_COMPARISONS + [odd] * 3)
+        assert found is not None
+        assert -100 < found.low <= found.share <= found.high < 1
 
 
 def window(mj: int, tokens: int, *, default: bool) -> EngineWindow:
@@ -71,7 +93,7 @@ def test_a_block_at_default_clocks_is_compared_with_those_beside_it() -> None:
     assert not one.comparisons, "the third has not ended"
     blocks(one, "l", begin=103)
     [found] = one.comparisons
-    assert found == Comparison(0.1, 0.07, 4_000)
+    assert found == Comparison(400_000, 4_000, 560_000, 8_000)
 
 
 def test_what_is_no_comparison_does_not_count() -> None:
@@ -91,8 +113,8 @@ def test_what_is_no_comparison_does_not_count() -> None:
 
 
 def test_too_few_comparisons_say_nothing() -> None:
-    assert saved_of([Comparison(10, 7, 1)] * (LEAST_COMPARISONS - 1)) is None
-    found = saved_of([Comparison(10, 7, 1)] * LEAST_COMPARISONS)
+    assert saved_of([Comparison(10, 1, 14, 2)] * (LEAST_COMPARISONS - 1)) is None
+    found = saved_of([Comparison(10, 1, 14, 2)] * LEAST_COMPARISONS)
     assert found is not None
     assert (round(found.share, 9), round(found.low, 9), round(found.high, 9)) == (0.3, 0.3, 0.3)
 
