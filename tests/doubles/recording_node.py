@@ -95,6 +95,7 @@ class RecordingNode:
     kubelet: KubeletDouble
     agent: subprocess.Popen[bytes] | None = None
     keeper: subprocess.Popen[bytes] | None = None
+    reader: subprocess.Popen[bytes] | None = None
     addresses: dict[str, Any] = field(default_factory=dict)
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _settings: list[str] = field(default_factory=list)
@@ -170,6 +171,14 @@ class RecordingNode:
         """With the settings of the agent that was started last."""
         self.keeper = self._start([*_PROGRAM, "keep", *self._settings])
 
+    def start_reader(self) -> Path:
+        """The process that reads pages of engines; returns its socket, and ``reader`` is the process."""
+        path = self.folder / "run" / "reader.sock"
+        path.unlink(missing_ok=True)
+        self.reader = self._start([sys.executable, "-m", "perseus_reader", f"--socket={path}"])
+        wait_for(path.exists, "the reader listens")
+        return path
+
     @property
     def _ready(self) -> Path:
         return self.folder / "run" / "ready"
@@ -198,10 +207,16 @@ class RecordingNode:
         self.keeper.kill()
         self.keeper.wait(PATIENCE_S)
 
+    def kill_reader(self) -> None:
+        """With SIGKILL."""
+        assert self.reader
+        self.reader.kill()
+        self.reader.wait(PATIENCE_S)
+
     def kill_trainers(self) -> None:
         """All, with SIGKILL, and crowds too."""
         for child in self._children:
-            if child not in (self.agent, self.keeper):
+            if child not in (self.agent, self.keeper, self.reader):
                 child.kill()
                 child.wait()
 

@@ -210,18 +210,6 @@ def test_one_clock_is_held_only_while_the_engine_speaks(node: RecordingNode, stu
     wait_for(lambda: locked(node, [0]) == {None}, "the default clocks are ordered")
 
 
-def test_an_engine_that_lies_hurts_only_its_own_gpus(node: RecordingNode, stub: Any) -> None:
-    liar_pod, honest_pod = node.add_pod(0, [0]), node.add_pod(1, [1])
-    lease = acquire(stub, liar_pod, honest_pod)
-    order(stub, lease, liar_pod, honest_pod)
-    liar, honest = node.start_engine(liar_pod), node.start_engine(honest_pod)
-    for engine in (liar, honest):
-        engine.says(**BUSY)
-    wait_for(lambda: locked(node, [0, 1]) == {FLOOR}, "both follow")
-    liar.says(lie=7, **BUSY)
-    wait_for(lambda: (locked(node, [0]), locked(node, [1])) == ({None}, {FLOOR}), "what one says cannot be true")
-
-
 def test_a_second_engine_of_a_container_is_refused_by_name(node: RecordingNode, stub: Any) -> None:
     follows(node, stub, [0, 1])
     node.start_engine(node.add_pod(0, [0, 1]))
