@@ -25,6 +25,8 @@ MODULES = (
     "tests.bench.steps",
     "tests.bench.serving",
     "tests.bench.serving_node",
+    "tests.bench.serving_kills",
+    "tests.bench.serving_interval",
     "tests.bench.serving_vllm",
     "tests.bench.control_grid",
     "tests.bench.control_causes",

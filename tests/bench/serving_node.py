@@ -1,18 +1,21 @@
-"""Serving on one node: what a step costs an engine, how soon a waiting prompt raises the clocks, how soon they are the
-default ones when anything goes, and what eight replicas cost the agent.
+"""Serving on one node: what a step costs an engine, how soon a waiting prompt raises the clocks, and what
+eight replicas cost the agent.
 
-Real are the agent, its keeper, the engines' sessions, sockets and kills. The GPUs are doubles that record each call of
-the driver, so only our own time is measured. Eight engines make 50 steps a second each, on one GPU each; in every 47th
-step of each, prompts begin to wait. ``make bench ONLY=engines`` runs it.
+Real are the agent, its keeper, its reader, the engines' sessions and sockets. The GPUs are doubles that record
+each call of the driver, so only our own time is measured. Eight engines make 50 steps a second each, on one GPU each;
+in every 47th step of each, prompts begin to wait. Without the plugin, prompts wait on a page that is as slow as a real
+one. ``make bench ONLY=engines`` runs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,23 +23,23 @@ from typing import Any, Final, cast
 
 from tests.bench.agent import cpu_s, percentile
 from tests.doubles import recording_gpu
-from tests.doubles.recording_node import JOB, RecordingNode, RunningEngine, gpu_uuid, wait_for
+from tests.doubles.recording_node import JOB, RecordingNode, RunningEngine, gpu_uuid, pod_uid, wait_for
 
 from perseus_client import vllm
 from perseus_client.engine import EngineSession
 from perseus_proto.engine_channel import EngineReader, EngineWriter
 from perseus_proto.engine_hello import EngineHello
 from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_sim.serving.exposition import EngineMetrics
+from perseus_sim.serving.metrics_server import Manner, MetricsServer
 
 Result = dict[str, Any]
 REPLICAS: Final = 8
 STEPS: Final = 20_000
 SECONDS: Final = 30.0
-TRIES: Final = 25
-"""Of each way in which something goes."""
-_FLOOR_MHZ: Final = 900
+FLOOR_MHZ: Final = 900
 _TABLE: Final = messages.ClockTable(
-    running=[64], kv_share_ppm=[1_000_000], clocks_mhz=[_FLOOR_MHZ], ladder_mhz=[_FLOOR_MHZ, 1200], boost_mhz=[0]
+    running=[64], kv_share_ppm=[1_000_000], clocks_mhz=[FLOOR_MHZ], ladder_mhz=[FLOOR_MHZ, 1200], boost_mhz=[0]
 )
 _LIMITS: Final = messages.ServingLimits(first_token_us=1_000_000, per_token_us=50_000, attainment_ppm=990_000)
 
@@ -77,15 +80,8 @@ def boosts() -> Result:
         before_s, begun_s = cpu_s(node.agent_pid), time.monotonic()
         time.sleep(SECONDS)
         cpu_percent = 100 * (cpu_s(node.agent_pid) - before_s) / (time.monotonic() - begun_s)
-        waits_ms: list[float] = []
-        for number in range(REPLICAS):
-            calls = recording_gpu.read_mapped(node.folder / "gpu", gpu_uuid(number))
-            resets = [call.time_ns for call in calls if call.mhz is None]
-            marks = [int(line) for line in (node.folder / f"times-{number}").read_text().split()]
-            for mark_ns in marks[1:-1]:
-                asked_ns = next((reset for reset in resets if reset >= mark_ns), None)
-                waits_ms.append(float("inf") if asked_ns is None else (asked_ns - mark_ns) / 1e6)
-    waits_ms.sort()
+        files = [node.folder / f"times-{number}" for number in range(REPLICAS)]
+        waits_ms = _waits_ms(node, [[int(line) for line in file.read_text().split()] for file in files])
     return {
         "serving_boost_ms_p50_plugin": {"value": percentile(waits_ms, 0.5), "unit": "ms"},
         "serving_boost_ms_p99_plugin": {"value": percentile(waits_ms, 0.99), "unit": "ms"},
@@ -93,50 +89,60 @@ def boosts() -> Result:
     }
 
 
-def default_clocks() -> Result:
-    """The longest time from when something goes until its GPU is at the default clocks, of 100 tries."""
-    took_s: list[float] = []
-    with _replicas() as (node, stub, engines):
-        for turn in range(TRIES):
-            number = turn % REPLICAS
-            for go in (_hang, _stop, _kill, _lapse):
-                lease = _lease(stub, node)
-                wait_for(lambda: set(node.locked().values()) == {_FLOOR_MHZ}, "all follow")
-                begun_s = go(engines[number], stub, lease)
-                wait_for(lambda number=number: node.locked()[gpu_uuid(number)] is None, "default clocks")
-                resets = [call for call in node.calls() if call.gpu == gpu_uuid(number) and call.mhz is None]
-                took_s.append(resets[-1].time_ns / 1e9 - begun_s)
-                engines[number].process.kill()
-                engines[number].process.wait()
-                engines[number] = node.start_engine(node.add_pod(number, [number]))
-                engines[number].says(running=8)
-    return {"serving_default_s_max": {"value": max(took_s), "unit": "s"}}
+def scraped_boosts() -> Result:
+    """The same without the plugin: from a prompt that waits to the driver's call."""
+    draw = random.Random(1)
+    with tempfile.TemporaryDirectory() as name, RecordingNode.open(Path(name), gpus=REPLICAS) as node:
+        node.start_agent(f"--reader-socket={node.start_reader()}", opener="open_mapped")
+        with node.stub() as stub, contextlib.ExitStack() as stack:
+            engines, pages = [EngineMetrics() for _ in range(REPLICAS)], []
+            for number, metrics in enumerate(engines):
+                metrics.set_load(waiting=0, running=8, kv_share=0.3)
+                server = stack.enter_context(contextlib.closing(MetricsServer("127.0.0.1:0", metrics, Manner())))
+                host, _, port = server.address.rpartition(":")
+                pages.append(messages.EnginePage(pod_uid=pod_uid(number), host=host, port=int(port), path="/metrics"))
+            lease_of(stub, node, pages)
+            wait_for(lambda: len(joined(stub)) == REPLICAS, "all are followed")
+            time.sleep(2.0)
+            with ThreadPoolExecutor(REPLICAS) as threads:
+                marks = list(threads.map(_bursts, engines, [draw.randrange(1 << 30) for _ in engines]))
+        waits_ms = _waits_ms(node, marks)
+    return {
+        "serving_boost_ms_p50_scrape": {"value": percentile(waits_ms, 0.5), "unit": "ms"},
+        "serving_boost_ms_p99_scrape": {"value": percentile(waits_ms, 0.99), "unit": "ms"},
+    }
 
 
-def _hang(engine: Any, *_: object) -> float:
-    engine.says(silent=True)
-    return time.monotonic()
+def _bursts(metrics: EngineMetrics, seed: int) -> list[int]:
+    """Let prompts wait for 0.8 s now and then; returns when each began to."""
+    draw, marks = random.Random(seed), []
+    ends_s = time.monotonic() + 2 * SECONDS
+    while time.monotonic() < ends_s:
+        time.sleep(draw.uniform(1.0, 1.5))
+        marks.append(time.monotonic_ns())
+        metrics.set_load(waiting=1, running=8, kv_share=0.3)
+        time.sleep(0.8)
+        metrics.set_load(waiting=0, running=8, kv_share=0.3)
+    return marks
 
 
-def _stop(engine: Any, *_: object) -> float:
-    engine.process.send_signal(signal.SIGSTOP)
-    return time.monotonic()
-
-
-def _kill(engine: Any, *_: object) -> float:
-    engine.process.kill()
-    return time.monotonic()
-
-
-def _lapse(_: Any, stub: Any, lease: messages.Lease) -> float:
-    stub.RenewLease(messages.RenewLeaseRequest(job_uid=JOB, epoch=lease.epoch, ttl_ms=500))
-    return time.monotonic() + 0.5
+def _waits_ms(node: RecordingNode, marks: Sequence[Sequence[int]]) -> list[float]:
+    """From each moment at a GPU until its clocks are next asked to be the default ones, ascending."""
+    waits_ms: list[float] = []
+    for number, begun_ns in enumerate(marks):
+        calls = recording_gpu.read_mapped(node.folder / "gpu", gpu_uuid(number))
+        resets = [call.time_ns for call in calls if call.mhz is None]
+        for mark_ns in begun_ns[1:-1]:
+            asked_ns = next((reset for reset in resets if reset >= mark_ns), None)
+            waits_ms.append(float("inf") if asked_ns is None else (asked_ns - mark_ns) / 1e6)
+    return sorted(waits_ms)
 
 
 _Pool = tuple[RecordingNode, Any, list[RunningEngine]]
 
 
-def _lease(stub: Any, node: RecordingNode) -> messages.Lease:
+def lease_of(stub: Any, node: RecordingNode, pages: Sequence[messages.EnginePage] = ()) -> messages.Lease:
+    """An operator's: all engines follow the table, as they say themselves or as their pages do."""
     pods = [node.add_pod(number, [number]) for number in range(REPLICAS)]
     request = messages.AcquireLeaseRequest(
         job_uid=JOB, job_name="ns/pool", epoch=time.time_ns(), ttl_ms=600_000, pods=pods
@@ -144,7 +150,9 @@ def _lease(stub: Any, node: RecordingNode) -> messages.Lease:
     lease: messages.Lease = stub.AcquireLease(request)
     orders = [messages.EngineOrder(pod_uid=pod.uid, follow_table=True) for pod in pods]
     stub.OrderEngines(
-        messages.OrderEnginesRequest(job_uid=JOB, epoch=lease.epoch, table=_TABLE, limits=_LIMITS, orders=orders)
+        messages.OrderEnginesRequest(
+            job_uid=JOB, epoch=lease.epoch, table=_TABLE, limits=_LIMITS, orders=orders, pages=pages
+        )
     )
     return lease
 
@@ -157,24 +165,25 @@ def _replicas(
     with tempfile.TemporaryDirectory() as name, RecordingNode.open(Path(name), gpus=REPLICAS) as node:
         node.start_agent(opener=opener)
         with node.stub() as stub:
-            _lease(stub, node)
+            lease_of(stub, node)
             engines = []
             for number in range(REPLICAS):
                 times = str(node.folder / f"times-{number}")
                 engine = node.start_engine(node.add_pod(number, [number]), bursts=bursts, times=times)
                 engine.says(running=8)
                 engines.append(engine)
-            wait_for(lambda: len(_joined(stub)) == REPLICAS, "all are followed")
+            wait_for(lambda: len(joined(stub)) == REPLICAS, "all are followed")
             yield node, stub, engines
 
 
-def _joined(stub: Any) -> list[messages.Engine]:
+def joined(stub: Any) -> list[messages.Engine]:
+    """The engines that drive GPUs."""
     return [engine for engine in stub.DescribeNode(messages.DescribeNodeRequest()).engines if engine.gpu_uuids]
 
 
 def figures() -> Result:
     """All of them, one after the other."""
-    return {**plugin(), **boosts(), **default_clocks()}
+    return {**plugin(), **boosts(), **scraped_boosts()}
 
 
 FIGURES: dict[str, Callable[[], Result]] = {"engines": figures}
