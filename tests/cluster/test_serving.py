@@ -10,10 +10,12 @@ import json
 from typing import Any
 
 import pytest
-from installation import PATIENCE_S, TRAINER_IMAGE
+from faults import kill_part, start_all
+from installation import GPUS, PATIENCE_S, TRAINER_IMAGE
 from journey import AGENTS, CONFINED, TRAINING, Journey
 
 from perseus_core import keys
+from perseus_sim.gpus.shim_gpu import describe
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 
@@ -97,6 +99,17 @@ class Serving:
         logs = [self.journey.core.read_namespaced_pod_log(pod.metadata.name, TRAINING) for pod in self.pods(name)]
         return [json.loads(log.strip().splitlines()[-1]) for log in logs if log.strip()]
 
+    def follow(self, name: str, replicas: int) -> bool:
+        """Whether so many replicas run, are seen, and have a clock."""
+        assert len(self.pods(name)) == replicas
+        assert len(self.locked_mhz()) == replicas
+        return self.true(name, "Ready")
+
+    def keep_their_limits(self, name: str) -> None:
+        found = self.told(name)
+        self.journey.say(f"engines: {found}")
+        assert sum(one["kept"] for one in found) >= 0.98 * sum(one["ended"] for one in found)
+
     def locked_mhz(self) -> list[int]:
         return sorted(gpu["locked_mhz"] for gpu in self.journey.gpus().values() if gpu["locked_mhz"])
 
@@ -131,9 +144,7 @@ def test_one_replica_is_measured_then_all_follow_their_load(serving: Serving) ->
     journey.eventually("every replica has its clock", lambda: len(serving.locked_mhz()) == REPLICAS, PATIENCE_S)
     assert min(serving.locked_mhz()) >= LOWEST_MHZ
     journey.eventually("requests keep their limits", lambda: serving.true(POOL, "ObjectiveKept"), PATIENCE_S)
-    found = serving.told(POOL)
-    journey.say(f"engines: {found}")
-    assert sum(one["kept"] for one in found) >= 0.98 * sum(one["ended"] for one in found)
+    serving.keep_their_limits(POOL)
 
 
 def test_a_replica_that_is_replaced_follows_as_well(serving: Serving) -> None:
@@ -148,6 +159,35 @@ def test_a_replica_that_is_replaced_follows_as_well(serving: Serving) -> None:
         return serving.true(POOL, "SignalsReady") and len(serving.locked_mhz()) == REPLICAS
 
     journey.eventually("its successor follows its load", follows, PATIENCE_S)
+
+
+def test_replicas_come_and_go_under_load(serving: Serving) -> None:
+    journey = serving.journey
+    for replicas in (1, 3, REPLICAS):
+        journey.kubectl("-n", TRAINING, "scale", "deployment", POOL, f"--replicas={replicas}")
+        count = f"{replicas} replicas follow their load"
+        journey.eventually(count, lambda replicas=replicas: serving.follow(POOL, replicas), PATIENCE_S)
+    serving.keep_their_limits(POOL)
+
+
+def test_a_lost_node_leaves_its_gpus_at_default_clocks_and_the_others_ready(serving: Serving) -> None:
+    """Its kubelet is dead and its object gone; what ran there runs on, until nobody renews its lease."""
+    journey = serving.journey
+    [operator] = journey.pods("operator")
+    lost = next(node for node in journey.cluster.nodes if node.name != operator.spec.node_name)
+    assert kill_part(journey.cluster, lost.name, "kubelet")
+    try:
+        journey.kubectl("delete", "node", lost.name, "--wait=false")
+        journey.eventually(
+            "default clocks on the lost node",
+            lambda: not any(gpu["locked_mhz"] for gpu in describe(lost.root / GPUS).values()),
+            PATIENCE_S,
+        )
+        journey.eventually("replicas follow elsewhere", lambda: serving.follow(POOL, REPLICAS), PATIENCE_S)
+        serving.keep_their_limits(POOL)
+    finally:
+        start_all(journey.cluster)
+        journey.every_node_offers_the_socket()
 
 
 def test_an_engine_without_the_plugin_is_seen_by_its_page(serving: Serving) -> None:
