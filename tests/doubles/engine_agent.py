@@ -28,6 +28,8 @@ class EngineAgent(LightAgent):
         """By the UID of the job."""
         self.engines: dict[str, Any] = {}
         """By the UID of the pod."""
+        self.tried: set[int] = set()
+        """Clocks that orders have named."""
 
     async def crash(self) -> None:
         self.orders.clear()
@@ -73,6 +75,7 @@ class EngineAgent(LightAgent):
         def act() -> Any:
             self.leases.held(request.job_uid, request.epoch)
             self.orders[request.job_uid] = request
+            self.tried |= {order.clock_mhz for order in request.orders if not order.follow_table}
             return pb.OrderEnginesResponse(orders_id=self._orders_id(request.job_uid))
 
         return await self._answer(context, act)

@@ -14,15 +14,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from tests.doubles.stored_objects import stored_object
+
 from perseus_core import keys
 from perseus_core.leases import LeasedGpu
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, place_of
 from perseus_operator.api.conditions import Condition
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.registry import FAMILIES, kinds_of
 from perseus_operator.families.serving.decide import ServingDecision
 from perseus_operator.families.serving.family import ServingFamily
+from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
+from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
+from perseus_operator.families.serving.profiles import profile_name, profile_spec, stored_windows
 from perseus_operator.families.serving.work import fit_and_table
 from perseus_operator.jobs import document
 from perseus_operator.jobs.family import Surroundings
@@ -52,6 +58,7 @@ class EnginePool:
         machine: of each.
         running: requests that decode at a replica in a second, by its number and the second.
         metrics: of the operator.
+        profiles: specs of the PerseusProfiles of its namespace, by name.
         spec: of the pool.
     """
 
@@ -61,6 +68,7 @@ class EnginePool:
         machine: Machine = MACHINE,
         running: Callable[[int, int], int] = lambda replica, second: 4 << ((second + replica) % 5),
         metrics: Any = UNCOUNTED,
+        profiles: dict[str, Json] | None = None,
         **spec: Any,
     ) -> None:
         self.machine, self.running, self.metrics = machine, running, metrics
@@ -75,6 +83,8 @@ class EnginePool:
         """What engines say instead of what is so."""
         self.silent: set[str] = set()
         """Pods without an engine."""
+        self.profiles = profiles if profiles is not None else {}
+        """Specs of the PerseusProfiles of its namespace, by name."""
         self.orders = 0
         """How many were sent."""
         self._spec = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_340}, **spec}
@@ -169,12 +179,34 @@ class EnginePool:
         decision = self.decide()
         self._obey(decision)
         for action in decision.actions:
-            self.family.pool.model.fit_started(self.second)
-            self.family.pool.model.fitted(*fit_and_table(action))
+            self._act(action)
         for number, node in enumerate(self.nodes):
             for engine in list(node.engines.found.values()):
                 self.family.window_reported(node, self.window(number, node, engine))
         self.second += 1
+
+    def _act(self, action: FitWork | ReadProfile | StoreProfile) -> None:
+        pool = self.family.pool
+        if isinstance(action, FitWork):
+            pool.model.fit_started(self.second)
+            pool.model.fitted(*fit_and_table(action))
+            return
+        replica = pool.signals.replicas[0]
+        name = profile_name(replica.fingerprint)
+        if isinstance(action, StoreProfile):
+            pool.model.store_started(self.second)
+            self.profiles[name] = profile_spec(replica, action, wall_s=self.wall_s)
+            pool.model.store_ended(name)
+            return
+        pool.inheritance.read_started()
+        try:
+            stored = None
+            if name in self.profiles:
+                found = stored_object(name, self.profiles[name])
+                stored = stored_windows(found, name, replica.fingerprint, replica.highest_mhz)
+            pool.profile_read(stored)
+        except InvalidSpec as error:
+            pool.inheritance.absent(str(error))
 
     def _obey(self, decision: ServingDecision) -> None:
         assert decision.intent is not None

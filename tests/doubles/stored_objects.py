@@ -35,10 +35,13 @@ class StoredObjects:
     async def read_profile(self, namespace: str, name: str) -> StoredObject:
         return self._read(self.profiles, name)
 
-    async def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+    async def list_profiles(
+        self, namespace: str, most: int, *, of_engines: bool = False
+    ) -> AsyncIterator[StoredObject]:
         if self.failing:
             raise self.failing
-        for found in [self.profiles[name] for name in sorted(self.profiles)][:most]:
+        found_ones = [found for _, found in sorted(self.profiles.items()) if ("serving" in found.spec) is of_engines]
+        for found in found_ones[:most]:
             yield found
 
     async def delete_profile(self, namespace: str, profile: StoredObject) -> None:

@@ -139,12 +139,16 @@ async def test_a_pool_finds_its_table_and_keeps_it_through_restarts() -> None:
         assert made.followers() == 1
         await until(lambda: made.followers() == 2)
 
+        await until(lambda: made.cluster.profiles)
         assert made.operator is not None
         await made.operator.close()
+        for agent in made.agents:
+            agent.tried.clear()
         held = made.agents[0].orders[UID].epoch
         await made.start()
         await until(lambda: made.agents[0].orders[UID].epoch > held)
         await until(lambda: made.followers() == 2)
+        assert set.union(*(agent.tried for agent in made.agents)) <= {0}, "no clock was tried again"
 
         made.operator.job_deleted(UID)
         await until(lambda: not list(made.agents[0].leases.all()))

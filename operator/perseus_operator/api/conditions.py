@@ -123,6 +123,7 @@ class Reason(StrEnum):
     ENGINES_DIFFER = "EnginesDiffer"
     # ProfileReady of a pool; also ModelDoesNotExplain, Profiling and ProfilingNeedsEnforce
     PROFILE_FITTED = "ProfileFitted"
+    CONFIRMING_PROFILE = "ConfirmingProfile"
     WAITING_FOR_SIGNALS = "WaitingForSignals"
     # ClocksApplied; also Applying, Canary, ObserveOnly and RecommendOnly
     TABLE_IN_FORCE = "TableInForce"

@@ -212,6 +212,8 @@ def profile_crd() -> Json:
     columns = [
         _column("Measured on", ".spec.measuredOn", "string", "Shape of the pipeline that was measured."),
         _column("GPU", ".spec.gpuModel", "string", "Model of the GPUs that were measured."),
+        _column("Engine", ".spec.serving.engine", "string", "Engine that was measured."),
+        _column("Model", ".spec.serving.model", "string", "Model that it served."),
         _column("Blocking", ".spec.blockingPowerMilliwatts", "integer", "Power of a waiting GPU, in milliwatts."),
         _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
@@ -226,7 +228,8 @@ def profile_crd() -> Json:
         plural=keys.PROFILE_PLURAL,
         short=keys.PROFILE_SHORT_NAME,
         scope="Namespaced",
-        description="Time and energy of a pipeline's instructions, measured by the operator or given by a user.",
+        description="Time and energy of a pipeline's instructions, or of an engine's steps, measured by the operator or"
+        " given by a user.",
         rules=[],
         spec={**openapi_of(ProfileSpec), "description": "The profile and what was measured with it."},
         status={

@@ -4,18 +4,23 @@ Users may write the spec of a PerseusProfile, too. Everything else is the operat
 write a PerseusFrontier, or a status.
 """
 
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perseus_operator.api.job import MAX_BLOCKING_POWER_MW
-from perseus_operator.api.schema import integer, text
+from perseus_operator.api.schema import Rule, integer, nested, text
 
 MAX_PROFILE_BYTES = 1_000_000
 MAX_CALIBRATION_BYTES = 400_000
 MAX_FRONTIER_BYTES = 700_000
 """base64 makes four bytes of three, and an object must stay below the 1.5 MiB that etcd stores."""
 MAX_SWEEP_BYTES = 300_000
+MAX_WINDOWS_BYTES = 500_000
+"""More than 3,200 windows: fifty of each of the most clocks."""
 
 
 def _base64(description: str, max_bytes: int) -> str | None:
@@ -26,8 +31,36 @@ def _base64(description: str, max_bytes: int) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineProfile:
+    """What was seen of an engine that serves, at every clock that was tried."""
+
+    fingerprint: str = text(
+        "SHA-256 over model, engine, version, flags, GPUs and driver: pools whose status.engine.fingerprint is this one"
+        " use the profile, once their own windows agree with it.",
+        rule="64 hexadecimal digits",
+        max_length=64,
+        pattern="^[0-9a-f]{64}$",
+    )
+    engine: str = text("Name and version of the engine, for people.", rule="a name", max_length=512)
+    model: str = text("Name of the weights, for people.", rule="a name", max_length=512)
+    windows: str = text(
+        "Windows of about a second as CSV: clock (MHz), running requests, tokens in memory (of a nominal million),"
+        " steps and their mean time (seconds), watts.",
+        rule=f"CSV of at most {MAX_WINDOWS_BYTES} characters",
+        max_length=MAX_WINDOWS_BYTES,
+    )
+    prompt_tokens: int = integer("Computed of a prompt, mean.", minimum=1, maximum=10_000_000)
+    measured_at: str = text(
+        "When it was stored last, RFC 3339; of a namespace the latest 16 stay.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        string_format="date-time",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileSpec:
-    """Time and energy of every instruction of a pipeline at every clock."""
+    """Time and energy of every instruction of a pipeline at every clock, or what was seen of an engine that serves."""
 
     csv: str | None = text(
         "The profile: stage,instruction,frequency,time,energy (MHz, seconds, joules). Absent: not measured yet.",
@@ -68,6 +101,18 @@ class ProfileSpec:
         rule="JSON",
         max_length=100_000,
         required=False,
+    )
+    serving: EngineProfile | None = nested(
+        "What was seen of an engine that serves, by a ServingPool; such a profile has nothing else.",
+        EngineProfile,
+        required=False,
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.csv) || !has(self.serving)",
+            "csv and serving must not both be set",
+            lambda spec: spec.csv is None or spec.serving is None,
+        ),
     )
 
 

@@ -3,8 +3,8 @@
 Windows, each about a second of one engine at one clock, come in (`Window`). `fit` finds the models of time and energy
 that explain them, with intervals, or says that none does. `clock_table` makes the table that the agent's law reads,
 with a certificate that `check` confirms; `ceilings` says what a replica carries while its clock may not go above one.
-`Exploration` says which clock a canary tries next, so that there are windows
-at several clocks; `Fingerprint` says for which other replicas they count.
+`Exploration` says which clock a canary tries next, so that there are windows at several clocks; `Fingerprint` says for
+which other replicas they count, and `compare` whether they do.
 
 All of it is pure, and nothing is shared with the planning of training.
 """
@@ -13,12 +13,14 @@ from perseus_solver.serving.ceilings import Ceiling, Mix, ceilings
 from perseus_solver.serving.check import check
 from perseus_solver.serving.exploration import Attempt, Exploration, Sight, Why, windows_needed
 from perseus_solver.serving.fingerprint import Fingerprint, step_flags
-from perseus_solver.serving.fit import FitResult, Seen, Verdict, fit
+from perseus_solver.serving.fit import Agreement, FitResult, Seen, Verdict, compare, fit
 from perseus_solver.serving.model import StepModel, StepModels, WattModel
 from perseus_solver.serving.table import Bound, Certificate, TableRequest, TableResult, clock_table
+from perseus_solver.serving.window_csv import windows_from_csv, windows_to_csv
 from perseus_solver.serving.windows import Window
 
 __all__ = [
+    "Agreement",
     "Attempt",
     "Bound",
     "Ceiling",
@@ -40,7 +42,10 @@ __all__ = [
     "ceilings",
     "check",
     "clock_table",
+    "compare",
     "fit",
     "step_flags",
+    "windows_from_csv",
     "windows_needed",
+    "windows_to_csv",
 ]

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.serving.model import StepModel, StepModels, WattModel, interval_of
 from perseus_solver.serving.search import PARAMETERS, Search
@@ -157,6 +158,52 @@ def fit(windows: Sequence[Window], highest_mhz: int) -> FitResult:
         watts=fit_watts(windows, search.best),
         seen=seen,
         worst=max(judged, key=lambda cell: abs(cell.off), default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Windows that a fit has not seen, beside what it says of them.
+
+    Attributes:
+        rows: steps of a window, without prompts, that cells of several have; the others say nothing.
+        worst: the cell that differs most; None: there is none of several rows.
+        agrees: no cell is off by more than `RELEVANT`, and beyond chance.
+    """
+
+    rows: int
+    worst: Cell | None
+    agrees: bool
+
+
+def compare(result: FitResult, windows: Sequence[Window]) -> Agreement:
+    """Compare other windows with the models of a fit, by the rule by which it judges its own.
+
+    Args:
+        result: of other windows, with models.
+        windows: at most `MOST_WINDOWS`, of loads and clocks that the fit has seen: beyond, it only guesses.
+
+    Returns:
+        Whether they agree, and where they differ most.
+
+    Raises:
+        InvalidProblem: the fit has no models, or there are too many windows.
+    """
+    if result.models is None:
+        raise InvalidProblem("result must have models")
+    best = result.models.best
+    columns = Columns(windows, best.highest_mhz)
+    if not windows:
+        return Agreement(0, None, agrees=True)
+    errors, cells = columns.errors(best), columns.cells()
+    kinds = (columns.prompt_tokens > 0.0).astype(np.intp)
+    counted = _counted(errors, cells, kinds)
+    judged = _judged(columns, errors, cells, counted & (kinds == 0))
+    scatter = max(result.residual, float(_scatter(errors, cells, kinds, counted)[0]))
+    return Agreement(
+        sum(cell.rows for cell in judged),
+        max(judged, key=lambda cell: abs(cell.off), default=None),
+        agrees=not _off_beyond_chance(judged, scatter),
     )
 
 

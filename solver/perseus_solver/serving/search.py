@@ -143,10 +143,7 @@ class Search:
 
     def errors(self) -> Floats:
         """Return float[rows]: by what share each took longer than the best model says."""
-        columns = self._columns
-        fitted_s = self.best.steps_s(columns.clock_mhz, columns.running, columns.kv_tokens, columns.prompt_tokens)
-        found: Floats = columns.step_s / np.maximum(fitted_s, 1e-9) - 1.0
-        return found
+        return self._columns.errors(self.best)
 
     def draws(self, widened: float) -> tuple[StepModel, ...]:
         """Return models that explain the rows as well as chance allows.

@@ -10,7 +10,7 @@ import numpy as np
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats, Index
-from perseus_solver.serving.model import MOST_MHZ, require
+from perseus_solver.serving.model import MOST_MHZ, StepModel, require
 
 MOST_WINDOWS: Final = 4_000
 """More than an hour of one replica; what is older says nothing that these do not."""
@@ -120,6 +120,12 @@ class Columns:
             left = left[np.bincount(found)[found] < SEVERAL]
         renumbered: Index = np.unique(cells, return_inverse=True)[1].reshape(-1)
         return renumbered
+
+    def errors(self, model: StepModel) -> Floats:
+        """Return float[rows]: by what share each took longer than a model says."""
+        fitted_s = model.steps_s(self.clock_mhz, self.running, self.kv_tokens, self.prompt_tokens)
+        found: Floats = self.step_s / np.maximum(fitted_s, 1e-9) - 1.0
+        return found
 
     def design(self, points: Floats) -> Floats:
         """Return float[points, rows, 6]: what the parameters of a `StepModel` that count in proportion multiply.

@@ -113,12 +113,10 @@ def test_after_a_restart_no_clock_is_tried_that_has_missed_lately() -> None:
 
 def test_after_a_restart_orders_are_sent_again_and_clocks_are_default_until_it_knows(pool: EnginePool) -> None:
     assert pool.clocks == [FOLLOW_TABLE] * 3
-    status = pool.status()
-    pool.start(status)
+    pool.start(pool.status())
     pool.step()
     assert pool.clocks == [0, 0, 0]
-    explored(pool)
-    pool.step()
+    pool.run(LONG_S, until=lambda: pool.clocks == [FOLLOW_TABLE] * 3)
     assert pool.clocks == [FOLLOW_TABLE] * 3
 
 

@@ -108,6 +108,12 @@ class EngineStatus:
         maximum=10_000,
         required=False,
     )
+    profile: str | None = text(
+        "The PerseusProfile that has what was measured of it; absent: none yet.",
+        rule="a name, and a namespace where it is another",
+        max_length=600,
+        required=False,
+    )
     missed_clocks: tuple[MissedClock, ...] | None = listing(
         "Clocks at which a limit was missed.", MissedClock, key="clockMegahertz", max_items=MOST_EDGES
     )

@@ -35,12 +35,13 @@ class Kube(Protocol):
         """
         ...
 
-    def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+    def list_profiles(self, namespace: str, most: int, *, of_engines: bool = False) -> AsyncIterator[StoredObject]:
         """Read the first PerseusProfiles of a namespace, a few at a time.
 
         Args:
             namespace: to look in.
             most: how many are read at most.
+            of_engines: those that an operator has stored of engines that serve; else all others.
         """
         ...
 

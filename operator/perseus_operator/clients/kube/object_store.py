@@ -27,9 +27,12 @@ class ObjectStore(KubeRequests):
         """See ``Kube``."""
         return await self._read(keys.PROFILE_PLURAL, namespace, name)
 
-    async def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+    async def list_profiles(
+        self, namespace: str, most: int, *, of_engines: bool = False
+    ) -> AsyncIterator[StoredObject]:
         """See ``Kube``."""
-        where, options = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PROFILE_PLURAL), dict[str, Any]()
+        where = keys.API_GROUP, keys.API_VERSION, namespace, keys.PROFILE_PLURAL
+        options: dict[str, Any] = {"label_selector": keys.LABEL_SERVING if of_engines else f"!{keys.LABEL_SERVING}"}
         for _ in range(0, most, _PAGE):
             page = await self._request(
                 self._custom.list_namespaced_custom_object(*where, limit=_PAGE, _request_timeout=TIMEOUT_S, **options)
@@ -57,7 +60,8 @@ class ObjectStore(KubeRequests):
 
     async def write_profile(self, namespace: str, name: str, spec: Json, owner: JobRef | None = None) -> None:
         """See ``Kube``."""
-        metadata: Json = {"name": name, "namespace": namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
+        labels = {MANAGED_BY: FIELD_MANAGER} | ({keys.LABEL_SERVING: "true"} if spec.get("serving") else {})
+        metadata: Json = {"name": name, "namespace": namespace, "labels": labels}
         if owner is not None:
             metadata["ownerReferences"] = [_job(owner).reference()]
         await self._write(keys.PROFILE_PLURAL, metadata, spec, lambda found: found.ours)

@@ -9,7 +9,8 @@ from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
-from perseus_operator.families.serving.features.model.state import FitWork
+from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
+from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.features.power.ceiling import PoolCeiling, resting_clock
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.decision import Decision
@@ -32,7 +33,7 @@ class ServingDecision(Decision):
         granted: what a share of a PowerBudget allows; None: no budget limits the pool.
     """
 
-    actions: tuple[FitWork, ...] = ()
+    actions: tuple[FitWork | ReadProfile | StoreProfile, ...] = ()
     trying: bool = False
     granted: PoolCeiling | None = None
 
@@ -60,8 +61,8 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, resting)
     return ServingDecision(
         intent=Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders),
-        actions=_fit(pool, spec, limits, now),
-        applied=applied and pool.model.table is not None,
+        actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying),
+        applied=applied and pool.model.table is not None and not pool.inheritance.confirming,
         trying=trying,
         granted=granted,
         wake_at_s=now.monotonic_s + _LOOK_S,
@@ -102,6 +103,18 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
         switch_s=max(replica.switch_s for replica in replicas),
     )
     return (wanted,) if wanted.ladder_mhz else ()
+
+
+def _profile(pool: ServingPool, now: Now, *, trying: bool) -> tuple[ReadProfile | StoreProfile, ...]:
+    """Whether a profile of the engine is to be read, or stored."""
+    model = pool.model
+    if not pool.signals.replicas:
+        return ()
+    if pool.inheritance.read_due(now.monotonic_s):
+        return (ReadProfile(),)
+    if trying or pool.inheritance.confirming or not model.store_due(now.monotonic_s):
+        return ()
+    return (StoreProfile(model.windows_to_store, model.prompt_tokens),)
 
 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:

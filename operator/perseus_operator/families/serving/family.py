@@ -10,7 +10,10 @@ from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.serving.decide import ServingDecision, decide
+from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
+from perseus_operator.families.serving.features.model.state import FitWork
 from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.families.serving.profiles import read_profile, store_profile
 from perseus_operator.families.serving.status.conditions import conditions_of
 from perseus_operator.families.serving.status.figures import figures_of, restore_from_status
 from perseus_operator.families.serving.status.series import counts_of, state_of
@@ -67,9 +70,17 @@ class ServingFamily(Family):
 
     def act(self, decision: ServingDecision) -> None:
         """See ``Family``."""
+        now_s = self._services.monotonic_s()
         for action in decision.actions:
-            self.pool.model.fit_started(self._services.monotonic_s())
-            self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
+            if isinstance(action, FitWork):
+                self.pool.model.fit_started(now_s)
+                self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
+            elif isinstance(action, ReadProfile):
+                self.pool.inheritance.read_started()
+                self._spawn(read_profile(self.pool, self._services), None)
+            else:
+                self.pool.model.store_started(now_s)
+                self._spawn(store_profile(self.pool, self.pool.signals.replicas[0], action, self._services), None)
 
     def member(self, now: Now, *, settled: bool) -> Member:
         """What it draws under each ceiling, once there is a table; before, less than the power limits of its GPUs."""

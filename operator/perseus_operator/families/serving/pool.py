@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
@@ -9,7 +10,8 @@ from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.comparison.switchback import Saved, Switchback, block_at, switched_back
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
-from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model
+from perseus_operator.families.serving.features.inheritance.inheritance import Inheritance, Stage, StoredWindows
+from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model, window_of
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
 from perseus_operator.families.serving.features.power.ceiling import (
     PoolCeiling,
@@ -21,6 +23,9 @@ from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
+from perseus_solver.serving import Ceiling, Window
+
+logger = logging.getLogger(__name__)
 
 
 class ServingPool:
@@ -31,6 +36,9 @@ class ServingPool:
         self.signals = Signals()
         self.requests = RequestTimes()
         self.model = Model()
+        self.inheritance = Inheritance()
+        self._before = self.model
+        """What was known without the profile that is compared."""
         self.trials = Trials()
         self.switchback = Switchback()
         self.demand = Demand()
@@ -56,7 +64,8 @@ class ServingPool:
         before = self.signals.fingerprint
         self.signals = signals_of(self.job.nodes, before)
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
-            self.model, self.trials, self.switchback, self.demand = Model(), Trials(), Switchback(), Demand()
+            self.model, self.inheritance = Model(), Inheritance()
+            self.trials, self.switchback, self.demand = Trials(), Switchback(), Demand()
             self._known = self.signals.fingerprint
             if self._restored[0] == self._known:
                 self.switchback.restored(self._restored[2])
@@ -68,6 +77,9 @@ class ServingPool:
         if limits is not None and spec is not None and self.signals.replicas:
             self._begin(limits, spec.clocks.minimum_megahertz)
         self._choose_canary()
+        model = self.model
+        if self.inheritance.confirming and model.table is None and not model.fitting and not model.wanted:
+            self._drop("no table of clocks follows from its windows")
 
     _known = ""
     """The fingerprint that model and trials are of; they outlive a moment without replicas."""
@@ -100,13 +112,18 @@ class ServingPool:
         """A PowerBudget asks what the pool may do; decisions rest on this answer until the next."""
         self.demand.time_passed(wall_s)
         signals = self.signals
-        self.claimed = ceilings_of_pool(self.spec, self.model.ceilings, signals.replicas, self.job.nodes, self.demand)
+        self.claimed = ceilings_of_pool(self.spec, self._ceilings, signals.replicas, self.job.nodes, self.demand)
         return self.claimed
 
     @property
     def granted(self) -> PoolCeiling | None:
         """What its share of a PowerBudget allows; None: no budget limits the pool."""
-        return ceiling_within(self.job.share, self.claimed) if self.model.ceilings else None
+        return ceiling_within(self.job.share, self.claimed) if self._ceilings else None
+
+    @property
+    def _ceilings(self) -> tuple[Ceiling, ...]:
+        """What a replica carries under each ceiling; of a stored profile it counts once that is confirmed."""
+        return () if self.inheritance.confirming else self.model.ceilings
 
     @property
     def ceiling_mhz(self) -> int:
@@ -117,7 +134,7 @@ class ServingPool:
         """Whether the canary holds a clock that is tried; none above the ceiling is."""
         ceiling_mhz, clock_mhz = self.ceiling_mhz, self.trials.clock_mhz
         permitted = ceiling_mhz == DEFAULT_CLOCKS or DEFAULT_CLOCKS < clock_mhz <= ceiling_mhz
-        return permitted and self.trials.under_way(wall_s)
+        return permitted and self.trials.under_way(wall_s) and not self.inheritance.confirming
 
     def window_reported(self, window: EngineWindow, ceiling_mhz: int, wall_s: float) -> bool:
         """An engine did this in about a second; whether it changes what is to be ordered or fitted.
@@ -131,9 +148,14 @@ class ServingPool:
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
             return False
-        self.model.window_seen(window, replica.highest_mhz)
+        self.model.requests_seen(window)
         self.demand.window_seen(window, ceiling_mhz, wall_s)
+        fitted = window_of(window, replica.highest_mhz)
         limits = spec.limits if spec.sets_clocks else None
+        if self.inheritance.confirming:
+            return limits is not None and self._confirm(window.pod_uid, fitted, wall_s)
+        if fitted is not None:
+            self.model.window_taken(fitted)
         if limits is None:
             return False
         if window.pod_uid != self.trials.canary or not self.trying(wall_s):
@@ -145,6 +167,46 @@ class ServingPool:
             self.model.fit_requested()
         return left
 
+    # ------------------------------------------------------------------------------------------------ a stored profile
+
+    def profile_read(self, stored: StoredWindows | None) -> None:
+        """A profile of the engine was looked for; None: there is none."""
+        if stored is None or self.model.table is not None:
+            self.inheritance.absent()
+            return
+        self._before, self.model = self.model, Model()
+        self.model.inherited(stored.windows, stored.prompt_tokens)
+        self.inheritance.begun(stored.source)
+
+    def _confirm(self, pod_uid: str, fitted: Window | None, wall_s: float) -> bool:
+        """A replica did this while a profile is compared; whether that changes what is to be ordered."""
+        inheritance, model = self.inheritance, self.model
+        follows = inheritance.stage is Stage.CANARY
+        if model.table is None or model.result is None or (follows and pod_uid != self.trials.canary):
+            return False
+        if not inheritance.window_seen(fitted, model.result):
+            return False
+        if not inheritance.source:
+            self._drop()
+        elif not inheritance.confirming:
+            for window in inheritance.windows:
+                model.window_taken(window)
+            model.store_ended(inheritance.source)
+            if model.result.seen is not None:
+                self.trials.inherited(model.result.seen.lowest_mhz, wall_s)
+        return True
+
+    def _drop(self, why: str = "") -> None:
+        """Begin as if there had been no profile, with what was seen meanwhile."""
+        if why:
+            self.inheritance.dropped(why)
+        logger.warning("%s: %s", self.job.ref, self.inheritance.refusal)
+        self.model = self._before
+        for window in self.inheritance.windows:
+            self.model.window_taken(window)
+
+    # ------------------------------------------------------------------------------------------------------ comparison
+
     def _compare(self, window: EngineWindow, wall_s: float) -> None:
         if self.model.table is None or not self.follows(window.pod_uid) or self.ceiling_mhz != DEFAULT_CLOCKS:
             self.switchback.interrupted(window.pod_uid)
@@ -154,15 +216,17 @@ class ServingPool:
 
     def follows(self, pod_uid: str) -> bool:
         """Whether the mode lets a replica follow a table."""
-        spec = self.spec
-        return spec is not None and spec.sets_clocks and (spec.mode is Mode.ENFORCE or pod_uid == self.trials.canary)
+        spec, stage = self.spec, self.inheritance.stage
+        if spec is None or not spec.sets_clocks or stage is Stage.DEFAULT:
+            return False
+        return (spec.mode is Mode.ENFORCE and stage is not Stage.CANARY) or pod_uid == self.trials.canary
 
     def switched_back(self, wall_s: float) -> str:
         """UID of the replica's pod that is to run at default clocks now, for comparison; empty: none is.
 
-        A ceiling does not permit them.
+        A ceiling does not permit them, and a profile that is compared needs the windows of all.
         """
-        if self.ceiling_mhz != DEFAULT_CLOCKS:
+        if self.inheritance.confirming or self.ceiling_mhz != DEFAULT_CLOCKS:
             return ""
         block = block_at(wall_s)
         if self._back[:3] != (block, self.signals, self.spec):  # asked for each window

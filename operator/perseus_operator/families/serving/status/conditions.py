@@ -9,6 +9,7 @@ from perseus_operator.api.conditions import Condition, ConditionType, Explanatio
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.decide import ServingDecision, no_limits
+from perseus_operator.families.serving.features.inheritance.inheritance import Stage
 from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, Block
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.conditions import accepted, agents_ready, ready
@@ -81,8 +82,9 @@ def _profile_ready(pool: ServingPool, spec: PoolSpec, decision: ServingDecision)
         return Condition(kind, None, waiting.reason, waiting.message)
     if not pool.signals.replicas:
         return Condition(kind, False, Reason.WAITING_FOR_SIGNALS, "No engine of the pool says what it does.")
-    if result is None or (decision.trying and result.verdict is Verdict.TOO_FEW):
-        return Condition(kind, False, Reason.PROFILING, _trial(pool))
+    if result is None or pool.inheritance.confirming or (decision.trying and result.verdict is Verdict.TOO_FEW):
+        progress = _progress(pool)
+        return Condition(kind, False, progress.reason, progress.message)
     if model.table is not None:
         message = f"{result.windows:,} windows, which the model explains within {percent(result.residual)}."
         return Condition(kind, True, Reason.PROFILE_FITTED, message)
@@ -104,6 +106,13 @@ def _no_table(result: FitResult) -> Explanation:
     return Explanation(Reason.PROFILING_FAILED, f"There is no table of clocks: {lacking}. Default clocks.")
 
 
+def _progress(pool: ServingPool) -> Explanation:
+    """How far it is while there is no profile yet."""
+    if pool.inheritance.confirming:
+        return Explanation(Reason.CONFIRMING_PROFILE, _confirmation(pool))
+    return Explanation(Reason.PROFILING, f"{_trial(pool)} {pool.inheritance.refusal}".rstrip())
+
+
 def _trial(pool: ServingPool) -> str:
     """Where the canary is."""
     replica = pool.signals.of_pod(pool.trials.canary)
@@ -114,11 +123,23 @@ def _trial(pool: ServingPool) -> str:
     return f"{replica.pod} is measured at {megahertz(clock)}: {pool.trials.seen} of {needed} windows."
 
 
+def _confirmation(pool: ServingPool) -> str:
+    """How far the engine is compared with a profile."""
+    inheritance, result = pool.inheritance, pool.model.result
+    profile = f"PerseusProfile {inheritance.source} is of the same engine"
+    if result is None:
+        return f"{profile}; a model is fitted to it."
+    replica = pool.signals.of_pod(pool.trials.canary)
+    where = "at default clocks" if inheritance.stage is Stage.DEFAULT or replica is None else f"of {replica.pod}, by it"
+    count = f"{len(inheritance.windows)} of {inheritance.needed(result)} windows"
+    return f"{profile}; {count} {where}, are compared with it before all replicas follow it."
+
+
 def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision) -> Condition:
     kind, intent = ConditionType.CLOCKS_APPLIED, decision.intent
     if intent is not None and intent.waiting is not None:
         return Condition(kind, False, intent.waiting.reason, intent.waiting.message)
-    if pool.model.table is None:
+    if pool.model.table is None or pool.inheritance.confirming:
         return Condition(kind, False, Reason.WAITING_FOR_PROFILE, "Replicas run at default clocks but for the canary.")
     if not decision.applied:
         return Condition(kind, False, Reason.APPLYING, "Not all agents hold the latest orders yet.")

@@ -133,6 +133,7 @@ def _engine(pool: ServingPool) -> EngineStatus | None:
         windows=pool.model.count,
         lowest_megahertz=pool.model.lowest_mhz,
         missed_clocks=missed or None,
+        profile=pool.model.stored_as or None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
@@ -87,6 +87,15 @@ class Trials:
         )
         self.paused_until_s = -math.inf
         self._clock_changed()
+
+    def inherited(self, lowest_mhz: int, wall_s: float) -> None:
+        """Clocks down to this one were measured elsewhere: what is below is tried after a pause."""
+        if self.exploration is not None:
+            ladder = self.exploration.ladder_mhz
+            place = next((place for place, mhz in enumerate(ladder) if mhz >= lowest_mhz), len(ladder) - 1)
+            self.exploration = replace(self.exploration, place=place)
+            self.paused_until_s = wall_s + _PAUSE_S if place else math.inf
+            self._clock_changed()
 
     def canary_chosen(self, pod_uid: str) -> None:
         """This replica is the canary from now on; empty: none is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,12 @@ _AGAIN_S: Final = 600.0
 _AGAIN_WINDOWS: Final = 120
 _LONGEST_US: Final = 10_000_000
 """Of a window that a fit takes: the engine rested for most of a longer one, and its watts are those of rest."""
+_STORED_OF_A_CLOCK: Final = 50
+"""Twice as many as are measured at one whose windows scatter by 5 %: a fit of them has the same cells."""
+_STORE_S: Final = 3_600.0
+"""Between two writes of a profile: each is some tens of kilobytes for the API server."""
+_STORE_AGAIN_S: Final = 60.0
+"""After one that failed."""
 NO_LIMIT_S: Final = 3_600.0
 """Stands for a time without a limit: the longest that a table may be made for."""
 
@@ -52,6 +59,19 @@ class FitWork:
     switch_s: float
 
 
+@dataclass(frozen=True)
+class StoreProfile:
+    """What was measured is to be stored.
+
+    Attributes:
+        windows: to be stored.
+        prompt_tokens: computed of a prompt, mean.
+    """
+
+    windows: tuple[Window, ...]
+    prompt_tokens: float
+
+
 class Model:
     """Windows, and what was made of them."""
 
@@ -71,6 +91,10 @@ class Model:
         self._running_s = self._kv_s = 0.0
         self._fitted_s = -math.inf
         self._since_fit = 0
+        self.stored_as = ""
+        """Name of the PerseusProfile that has it, or that it was taken from; empty: none."""
+        self._stored: FitResult | None = None
+        self._store_at_s = -math.inf
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -98,18 +122,52 @@ class Model:
         kv_tokens = KV_CAPACITY * self._kv_s / self._running_s if self._running_s else 0.0
         return Mix(min(float(KV_CAPACITY), kv_tokens), min(1e7, self._prompt_tokens / max(1, self._tokens)))
 
-    def window_seen(self, seen: EngineWindow, highest_mhz: int) -> Window | None:
-        """A replica did this; returns it as a fit takes it, None where it says nothing of one clock."""
+    @property
+    def windows_to_store(self) -> tuple[Window, ...]:
+        """Some of each clock, of all its loads: what a table may say of a load depends on the largest that was seen."""
+        kept: list[Window] = []
+        for of_clock in self._windows.values():
+            ordered = sorted(of_clock, key=lambda window: (window.running, window.kv_tokens))
+            count = min(_STORED_OF_A_CLOCK, len(ordered))
+            kept += [ordered[at * (len(ordered) - 1) // max(1, count - 1)] for at in range(count)]
+        return tuple(kept[:_MOST_WINDOWS])
+
+    def requests_seen(self, seen: EngineWindow) -> None:
+        """A replica has computed prompts and tokens."""
         self._prompt_tokens += seen.prompt_tokens
         self._prompts += sum(seen.first_tokens.values())
         self._tokens += seen.generated_tokens
         self._running_s += s_from_us(seen.time_us) * seen.running
         self._kv_s += s_from_us(seen.time_us) * seen.kv_share
-        window = window_of(seen, highest_mhz)
-        if window is not None and (window.clock_mhz in self._windows or len(self._windows) < MOST_EDGES):
+
+    def window_taken(self, window: Window) -> None:
+        """A replica did this at one clock."""
+        if window.clock_mhz in self._windows or len(self._windows) < MOST_EDGES:
             self._windows.setdefault(window.clock_mhz, deque(maxlen=_OF_A_CLOCK)).append(window)
             self._since_fit += 1
-        return window
+
+    def inherited(self, windows: Iterable[Window], prompt_tokens: float) -> None:
+        """A profile has these windows: they are fitted as if they had been seen."""
+        for window in windows:
+            self.window_taken(window)
+        self._prompt_tokens, self._prompts, self.wanted = round(prompt_tokens), 1, True
+
+    def store_due(self, now_s: float) -> bool:
+        """Whether there is something new to store."""
+        new = self.table is not None and self.explained and self.result is not self._stored
+        return new and now_s >= self._store_at_s
+
+    def store_started(self, now_s: float) -> None:
+        """What is known is being stored."""
+        self._stored, self._store_at_s = self.result, now_s + _STORE_S
+
+    def store_ended(self, name: str) -> None:
+        """A profile of this name has what is known: it was stored there, or came from there."""
+        self.stored_as, self._stored = name, self._stored or self.result
+
+    def store_failed(self, now_s: float) -> None:
+        """It could not be stored."""
+        self._stored, self._store_at_s = None, now_s + _STORE_AGAIN_S
 
     def fit_requested(self) -> None:
         """A clock was left, or what a table is made for has changed."""
