@@ -37,6 +37,8 @@ class ConditionType(StrEnum):
     """The agents hold what the pool's mode asks for: the table that clocks follow."""
     OBJECTIVE_KEPT = "ObjectiveKept"
     """Measured requests keep the limits of the pool."""
+    FOREIGN_CONTROL = "ForeignControl"
+    """Another program sets clocks or power limits of GPUs of a pool: it is left alone."""
     READY = "Ready"
 
 
@@ -132,6 +134,10 @@ class Reason(StrEnum):
     OBJECTIVE_KEPT = "ObjectiveKept"
     OBJECTIVE_MISSED = "ObjectiveMissed"
     NOT_MEASURED = "NotMeasured"
+    # ForeignControl
+    FOREIGN_POWER_LIMIT = "ForeignPowerLimit"
+    FOREIGN_CLOCK = "ForeignClock"
+    NO_FOREIGN_CONTROL = "NoForeignControl"
     # Ready
     READY = "Ready"
     # Events only

@@ -75,8 +75,8 @@ class ClassSpec:
     straggler: Straggler = nested("What to do about slow pipelines.", Straggler, default={})
     profiling: Online = nested("How a profile is measured that does not exist yet.", Online, default={})
     profiles_from: ProfilesFrom | None = nested(
-        "Whose PerseusProfiles its jobs may read, by name, where their own namespace has none of that name; they are"
-        " never written by these jobs. The only way to a profile of another namespace. Absent: no other's.",
+        "Whose PerseusProfiles its jobs and pools may read, by name, where their own namespace has none of that name;"
+        " they are never written by these. The only way to a profile of another namespace. Absent: no other's.",
         ProfilesFrom,
         required=False,
     )

@@ -20,6 +20,8 @@ WARNINGS: Final = frozenset(
         Reason.NAME_TAKEN,
         Reason.ENGINE_UNKNOWN,
         Reason.OBJECTIVE_MISSED,
+        Reason.FOREIGN_POWER_LIMIT,
+        Reason.FOREIGN_CLOCK,
         Reason.CONFIG_MAP_NOT_FOUND,
         Reason.PROFILE_NOT_FOUND,
         Reason.KEY_NOT_FOUND,
@@ -64,6 +66,7 @@ _UNEVENTFUL: Final = frozenset(
         Reason.RUNNING,
         Reason.NOT_SUSPENDED,
         Reason.NOT_FINISHED,
+        Reason.NO_FOREIGN_CONTROL,
     }
 )
 """Reasons whose conditions change without an event."""

@@ -88,6 +88,8 @@ class Pod:
     """How a pod that has failed ended, for people; empty: it has not failed."""
     profile: str = ""
     """PerseusProfile that a pod of an EnergyClass names; empty: none."""
+    power_limit: str = field(default="", compare=False)
+    """Watts of each of its GPUs that another program is to keep them to; empty: none."""
     address: str = field(default="", compare=False)
     """Its IP address, where it has a network of its own; empty: none yet. A lease does not depend on it."""
 

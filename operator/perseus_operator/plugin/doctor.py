@@ -63,6 +63,8 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.WAITING_FOR_SIGNALS: "see the signals' step",
     Reason.NO_LIMITS: "set spec.objective; status.proposedLimits has limits to begin with",
     Reason.OBJECTIVE_MISSED: "follow the message; clocks are raised by themselves",
+    Reason.FOREIGN_POWER_LIMIT: "remove the annotation from the pod template where clocks shall follow the load alone",
+    Reason.FOREIGN_CLOCK: "find the program that sets clocks on this node: dcgm, nvidia-smi, another power manager",
     Reason.NOT_MEASURED: "wait for some requests",
     Reason.CONFIG_MAP_NOT_FOUND: "create the object that spec.profile names, in the job's namespace",
     Reason.PROFILE_NOT_FOUND: "create the PerseusProfile that spec.profile names, or let online measure it",

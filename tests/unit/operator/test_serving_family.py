@@ -207,6 +207,40 @@ def test_a_pod_without_an_engine_is_named_and_runs_at_default_clocks(pool: Engin
     assert "r-2" in said.message
 
 
+def test_other_programs_that_limit_gpus_are_named_and_left_alone(pool: EnginePool) -> None:
+    assert pool.conditions()["ForeignControl"].status is False
+    pool.pods(*(replace(pod, power_limit="350") for pod in pool._pods[:2]), pool._pods[2])
+    pool.run(3)
+    said = pool.conditions()
+    assert (said["ForeignControl"].status, said["ForeignControl"].reason) == (True, Reason.FOREIGN_POWER_LIMIT)
+    assert "2 pods" in said["ForeignControl"].message
+    assert "r-0" in said["ForeignControl"].message
+    assert "350 W" in said["ForeignControl"].message
+    assert pool.clocks == [FOLLOW_TABLE] * 3, "clocks follow the load below the limit"
+    assert said["Ready"].status is True
+    pool.nodes[1].gpu_slowed("GPU-node-1-0", "FOREIGN_WRITE", "reads 900 MHz")
+    said = pool.conditions()
+    assert said["ForeignControl"].reason is Reason.FOREIGN_CLOCK
+    assert "GPU-node-1-0 on node-1" in said["ForeignControl"].message
+    pool.nodes[1].gpu_recovered("GPU-node-1-0", "FOREIGN_WRITE")
+    assert pool.conditions()["ForeignControl"].reason is Reason.FOREIGN_POWER_LIMIT
+
+
+@pytest.mark.parametrize(("role", "time"), [("Prefill", "timeToFirstToken"), ("Decode", "timePerOutputToken")])
+def test_an_engine_of_one_role_is_proposed_the_limit_of_its_own_time(role: str, time: str) -> None:
+    pool = EnginePool(replicas=1, objective={}, role=role)
+    pool.run(120)
+    assert list(pool.status()["proposedLimits"]) == [time]
+
+
+def test_where_prompts_are_computed_elsewhere_none_raises_a_clock() -> None:
+    pool = EnginePool(objective={"timePerOutputToken": {"limit": "50ms"}}, role="Decode")
+    explored(pool)
+    table = pool.family.pool.model.table
+    assert table is not None
+    assert table.boosted_mhz(1) == table.boosted_mhz(16) == min(mhz for row in table.clocks_mhz for mhz in row if mhz)
+
+
 def test_pages_of_engines_are_read_in_every_mode_and_the_reason_why_not_is_said() -> None:
     pool = EnginePool(replicas=1, mode="Observe", engine={"port": 9_000})
     pool.silent = {"pod-0"}

@@ -63,6 +63,9 @@ def test_limits_are_durations_and_one_share() -> None:
         ({"workload": {**DEPLOYMENT, "apiVersion": "batch/v1"}}, "apiVersion must be apps/v1 for a Deployment"),
         ({"workload": {**DEPLOYMENT, "kind": "Job"}}, "must be one of Deployment, StatefulSet, LeaderWorkerSet"),
         ({"workload": DEPLOYMENT, "podSelector": {"matchLabels": {"a": "b"}}}, "must not both be set"),
+        ({"role": "Prefill", "objective": TOKEN}, "timePerOutputToken must not be set where role is Prefill"),
+        ({"role": "Decode", "objective": FIRST}, "timeToFirstToken must not be set where role is Decode"),
+        ({"role": "Both"}, "must be one of Mixed, Prefill, Decode"),
         ({"clocks": {"minimumMegahertz": 0}}, "an integer from 1 to 10000"),
         ({"engine": {"port": 0}}, "an integer from 1 to 65535"),
         ({"engine": {"path": "metrics"}}, "a path such as /metrics"),
@@ -72,6 +75,11 @@ def test_limits_are_durations_and_one_share() -> None:
 def test_a_bad_spec_is_refused_with_the_field_and_the_rule(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec, match=message.replace("(", r"\(")):
         pool(**spec)
+
+
+def test_an_engine_of_one_role_has_the_limit_of_its_own_time() -> None:
+    assert pool(role="Prefill", objective=FIRST).limits == ServingLimits(1.0, None, 0.99)
+    assert pool(role="Decode", objective=TOKEN).limits == ServingLimits(None, 0.05, 0.99)
 
 
 def test_the_crd_shows_what_matters() -> None:
@@ -115,6 +123,12 @@ def test_the_address_of_a_pod_is_not_that_of_its_node() -> None:
     found = pod_of(raw)
     assert found is not None
     assert found.address == "10.0.0.5"
+    assert not found.power_limit
+    limited = {**raw["metadata"], "annotations": {keys.ANNOTATION_POWER_LIMIT: "350" + 100 * "0"}}
+    with_limit = pod_of({**raw, "metadata": limited})
+    assert with_limit is not None
+    assert with_limit.power_limit == "350" + 13 * "0", "as much as a message may hold"
+    assert found == with_limit, "and a lease does not depend on it"
     of_node = pod_of({**raw, "spec": {"nodeName": "node", "hostNetwork": True}})
     assert of_node is not None
     assert of_node.address == ""

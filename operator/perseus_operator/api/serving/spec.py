@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, Final
 
 from perseus_core.serving import ServingLimits
@@ -125,6 +126,16 @@ class ServingObjective:
         )
 
 
+class Role(StrEnum):
+    """What an engine does of each request."""
+
+    MIXED = "Mixed"
+    PREFILL = "Prefill"
+    """Its prompt alone: another engine generates the tokens."""
+    DECODE = "Decode"
+    """Its tokens alone: another engine has computed the prompt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClockRange:
     """Which clocks may be set."""
@@ -169,6 +180,12 @@ class PoolSpec:
         ServingObjective,
         default={},
     )
+    role: Role = choice(
+        "Mixed: its engines compute prompts and generate tokens. Prefill: prompts alone, so only timeToFirstToken can"
+        " have a limit. Decode: tokens alone, so only timePerOutputToken can, and no clock is raised for a prompt.",
+        Role,
+        default=Role.MIXED.value,
+    )
     mode: Mode = choice(
         "Enforce: learn on one replica, then let the clocks of all follow their load. Canary: of one replica alone."
         " Recommend: report what would be done as far as it is known, set no clocks. Observe: set no clocks.",
@@ -188,6 +205,16 @@ class PoolSpec:
             "!has(self.workload) || !has(self.podSelector)",
             "workload and podSelector must not both be set",
             lambda spec: spec.workload is None or spec.pod_selector is None,
+        ),
+        Rule(
+            "self.role != 'Prefill' || !has(self.objective.timePerOutputToken)",
+            "objective.timePerOutputToken must not be set where role is Prefill: its engines generate no tokens",
+            lambda spec: spec.role is not Role.PREFILL or spec.objective.time_per_output_token is None,
+        ),
+        Rule(
+            "self.role != 'Decode' || !has(self.objective.timeToFirstToken)",
+            "objective.timeToFirstToken must not be set where role is Decode: its engines compute no prompts",
+            lambda spec: spec.role is not Role.DECODE or spec.objective.time_to_first_token is None,
         ),
     )
 

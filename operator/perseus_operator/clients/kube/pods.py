@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.nodes.workloads import asks_for_gpu, claims_devices, containers_of, failure_of
 from perseus_operator.objects.values import Owner, Pod
+
+_LONGEST_WATTS: Final = 16
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
     """Parse a training pod; None: not opted in, not bound to a node yet, or being deleted."""
     metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
     labels, node = metadata.get("labels") or {}, spec.get("nodeName")
+    annotations = metadata.get("annotations") or {}
     if not node or keys.LABEL_JOB not in labels or metadata.get("deletionTimestamp"):
         return None
     return Pod(
@@ -31,7 +34,8 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         succeeded=status.get("phase") == "Succeeded",
         failure=failure_of(status) if status.get("phase") == "Failed" else "",
         address="" if spec.get("hostNetwork") else status.get("podIP") or "",
-        profile=(metadata.get("annotations") or {}).get(keys.ANNOTATION_PROFILE, ""),
+        profile=annotations.get(keys.ANNOTATION_PROFILE, ""),
+        power_limit=annotations.get(keys.ANNOTATION_POWER_LIMIT, "")[:_LONGEST_WATTS],
     )
 
 

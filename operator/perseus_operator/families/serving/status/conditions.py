@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from perseus_core import keys
 from perseus_core.serving import ServingLimits
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode
@@ -19,6 +20,8 @@ from perseus_operator.objects.formatting import counted, megahertz, percent, slo
 from perseus_solver.serving import FitResult, Verdict, windows_needed
 
 _NAMED = 3
+_FOREIGN_WRITE = "FOREIGN_WRITE"
+"""As agents call it that a clock that had been reached was changed by another program."""
 
 
 def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> list[Condition]:
@@ -36,6 +39,7 @@ def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -
             _profile_ready(pool, spec, decision),
             _clocks_applied(pool, spec, decision),
             _objective_kept(spec.limits, lately),
+            _foreign_control(pool.job),
         ]
     needed = {ConditionType.ACCEPTED, ConditionType.SIGNALS_READY}
     if spec is not None and spec.sets_clocks:
@@ -178,6 +182,26 @@ def _objective_kept(limits: ServingLimits | None, lately: Block) -> Condition:
         " default clocks."
     )
     return Condition(kind, False, Reason.OBJECTIVE_MISSED, message)
+
+
+def _foreign_control(job: Job) -> Condition:
+    """Whether another program sets what the GPUs run at. Nothing is done about it: of two that fight nobody knows."""
+    kind = ConditionType.FOREIGN_CONTROL
+    set_clocks = [f"{gpu} on {node.name}" for node in job.nodes.occupied for gpu, what in sorted(node.gpu_events)
+                  if what == _FOREIGN_WRITE]  # fmt: skip
+    limited = [pod for node in job.nodes.occupied for pod in node.pods if pod.power_limit]
+    if set_clocks:
+        message = f"Another program has set the clocks of {counted(len(set_clocks), 'GPU')}; the first is"
+        return Condition(kind, True, Reason.FOREIGN_CLOCK, f"{message} {set_clocks[0]}. They are left as they are.")
+    if limited:
+        first = min(limited, key=lambda pod: pod.name)
+        message = (
+            f"{counted(len(limited), 'pod')} have the annotation {keys.ANNOTATION_POWER_LIMIT}; the first is"
+            f" {first.name}: NVIDIA Dynamo's power agent limits its GPUs to {first.power_limit} W each. That is left"
+            " alone; clocks follow the load below it."
+        )
+        return Condition(kind, True, Reason.FOREIGN_POWER_LIMIT, message)
+    return Condition(kind, False, Reason.NO_FOREIGN_CONTROL, "No other program is known to set clocks or power limits.")
 
 
 def _named(pods: Sequence[str]) -> str:

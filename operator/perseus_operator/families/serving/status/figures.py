@@ -10,6 +10,7 @@ from typing import Any
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
 from perseus_operator.api.schema import parse_stored
+from perseus_operator.api.serving.spec import Role
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
     AttainmentStatus,
@@ -49,7 +50,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         replicas=_replicas(pool, limits) if replicas else None,
         replica_count=len(replicas),
         attainment=None if limits is None or not lately.requests else _attainment(lately, limits),
-        proposed_limits=_proposed(lately) if limits is None else None,
+        proposed_limits=_proposed(lately, spec.role) if limits is None and spec is not None else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
@@ -84,8 +85,10 @@ def _attainment(lately: Block, limits: ServingLimits) -> AttainmentStatus:
     )
 
 
-def _proposed(lately: Block) -> ProposedLimits | None:
+def _proposed(lately: Block, role: Role) -> ProposedLimits | None:
+    """Limits of the times that engines of this role have."""
     first, token = (_duration(quantile_s(times, 0.99)) for times in (lately.first_tokens, lately.tokens))
+    first, token = (None if role is Role.DECODE else first), (None if role is Role.PREFILL else token)
     return None if first is None and token is None else ProposedLimits(
         time_to_first_token=first, time_per_output_token=token
     )  # fmt: skip
