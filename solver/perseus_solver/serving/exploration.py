@@ -93,6 +93,7 @@ class Exploration:
         misses: for each clock how often a limit was missed at it.
         barred_until_s: for each clock the time before which it is not tried again.
         why: the present clock was chosen.
+        share: of the limit, below which the 99th percentile must be predicted to stay.
 
     Raises:
         InvalidProblem: a value is out of range; the message names the field and the rule.
@@ -104,6 +105,7 @@ class Exploration:
     misses: tuple[int, ...] = ()
     barred_until_s: tuple[float, ...] = ()
     why: Why = Why.MEASURED
+    share: float = SHARE
 
     def __post_init__(self) -> None:
         ladder, count = self.ladder_mhz, len(self.ladder_mhz)
@@ -111,6 +113,8 @@ class Exploration:
             raise InvalidProblem(f"ladder_mhz must be 1 to {MOST_EDGES} clocks, positive and ascending")
         if not 0.0 < self.limit_s < math.inf:
             raise InvalidProblem(f"limit_s must be more than 0 and finite, not {self.limit_s!r}")
+        if not 0.0 < self.share <= 1.0:
+            raise InvalidProblem(f"share must be more than 0 and at most 1, not {self.share!r}")
         if not -1 <= self.place < count:
             raise InvalidProblem(f"place must be from -1, the last, to {count - 1}, not {self.place}")
         object.__setattr__(self, "place", self.place % count)
@@ -136,13 +140,13 @@ class Exploration:
         place, top = self.place, len(self.ladder_mhz) - 1
         if sight.missed and place < top:
             return self._missed(now_s)
-        if sight.windows >= needed and not sight.p99_s < SHARE * self.limit_s:
+        if sight.windows >= needed and not sight.p99_s < self.share * self.limit_s:
             return replace(self, place=min(top, place + 1), why=Why.NEAR_LIMIT)
         obstacles = (
             (sight.missed or sight.windows < needed, Why.MEASURED),
             (place == 0, Why.LOWEST),
             (now_s < self.barred_until_s[place - 1], Why.WAITS),
-            (self._predicted_s(sight) >= SHARE * self.limit_s, Why.NEAR_LIMIT),
+            (self._predicted_s(sight) >= self.share * self.limit_s, Why.NEAR_LIMIT),
         )
         why = next((why for holds, why in obstacles if holds), Why.TRIED)
         return replace(self, place=place - (why is Why.TRIED), why=why)

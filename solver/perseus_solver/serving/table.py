@@ -38,6 +38,8 @@ from perseus_solver.serving.model import StepModels, WattModel
 RUNNING: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 KV_SHARES: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9)
 """Up to where the memory counts as full, and default clocks are due in any case."""
+MARGIN: Final = 0.8
+"""Of the limit, for a predicted step: the rest is for prompts between the steps."""
 SAME_PROMPT: Final = 0.01
 """Prompts may take so much longer at the highest boost than at the highest clock."""
 PROMPT_SHARE: Final = 0.5
@@ -124,7 +126,7 @@ class TableRequest:
     first_token_s: float
     prompt_tokens: float
     switch_s: float = 0.0
-    margin: float = 0.8
+    margin: float = MARGIN
     seen: Seen | None = None
     running: tuple[int, ...] = RUNNING
     kv_share: tuple[float, ...] = KV_SHARES

@@ -98,6 +98,14 @@ class ServingObjective:
     time_per_output_token: Limit | None = nested(
         "Mean time between the tokens of one request, after its first; absent: no limit.", Limit, required=False
     )
+    max_slowdown: str | None = text(
+        "In place of limits: by how much longer than at default clocks both times may be that 99 % of the requests"
+        " keep, measured at the pool's own replicas.",
+        rule="a percentage from 1% to 100%",
+        max_length=6,
+        pattern=r"^(100|[1-9][0-9]?(\.[0-9]{1,2})?)%$",
+        required=False,
+    )
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.timeToFirstToken) || !has(self.timePerOutputToken)"
@@ -110,11 +118,16 @@ class ServingObjective:
                 or o.time_to_first_token.attainment == o.time_per_output_token.attainment
             ),
         ),
+        Rule(
+            "!has(self.maxSlowdown) || (!has(self.timeToFirstToken) && !has(self.timePerOutputToken))",
+            "maxSlowdown must not be set together with timeToFirstToken or timePerOutputToken",
+            lambda o: o.max_slowdown is None or (o.time_to_first_token is None and o.time_per_output_token is None),
+        ),
     )
 
     @property
     def limits(self) -> ServingLimits | None:
-        """As agents are sent it; None: there is no limit at all."""
+        """As agents are sent it; None: there is no limit, or none before there is a baseline."""
         first, token = self.time_to_first_token, self.time_per_output_token
         either = token or first
         if either is None:
@@ -237,6 +250,17 @@ class PoolSpec:
         return self.objective.limits
 
     @property
+    def max_slowdown_ratio(self) -> float | None:
+        """``"10%"`` as 0.1; None: limits are absolute."""
+        slowdown = self.objective.max_slowdown
+        return None if slowdown is None else ratio_from_percent(slowdown)
+
+    @property
     def sets_clocks(self) -> bool:
         """Whether clocks may be set: not without a limit that they must keep."""
-        return self.mode.sets_clocks and self.limits is not None
+        return self.mode.sets_clocks and self.limited
+
+    @property
+    def limited(self) -> bool:
+        """Whether requests were promised anything."""
+        return self.limits is not None or self.objective.max_slowdown is not None

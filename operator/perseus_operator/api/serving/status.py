@@ -66,6 +66,14 @@ class ProposedLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaselineStatus:
+    """What 99 % of the requests kept at default clocks. A later operator goes on with it."""
+
+    time_to_first_token: str | None = _duration("Of this time; absent: no request had one.")
+    time_per_output_token: str | None = _duration("Of this time; absent: no request had one.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CanaryStatus:
     """The replica at which lower clocks are tried."""
 
@@ -143,6 +151,11 @@ class PoolFigures:
     attainment: AttainmentStatus | None = nested("Of all replicas lately.", AttainmentStatus, required=False)
     proposed_limits: ProposedLimits | None = nested(
         "Limits to begin with, where the spec has none.", ProposedLimits, required=False
+    )
+    baseline: BaselineStatus | None = nested(
+        "What maxSlowdown is relative to; absent: the spec has none, or too few requests ended.",
+        BaselineStatus,
+        required=False,
     )
     canary: CanaryStatus | None = nested("Where lower clocks are tried.", CanaryStatus, required=False)
     engine: EngineStatus | None = nested("What is known of the engine.", EngineStatus, required=False)

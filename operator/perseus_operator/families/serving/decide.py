@@ -11,6 +11,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
+from perseus_operator.families.serving.features.objective.baseline import REQUESTS, SHARE
 from perseus_operator.families.serving.features.power.ceiling import PoolCeiling, resting_clock
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.decision import Decision
@@ -19,6 +20,7 @@ from perseus_operator.nodes.actions import Intent
 from perseus_operator.nodes.engines import orders_for
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.objects.values import Now
+from perseus_solver.serving import MARGIN
 
 _LOOK_S: Final = 5.0
 """How often figures are reported though nothing happens."""
@@ -48,9 +50,9 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     spec = pool.spec
     if spec is None:
         return ServingDecision(intent=None)
-    limits = spec.limits
+    limits = pool.limits
     if not spec.sets_clocks or limits is None:
-        waiting = no_limits() if spec.mode.sets_clocks else no_clocks(spec.mode)
+        waiting = no_limits(pool) if spec.mode.sets_clocks else no_clocks(spec.mode)
         orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
         intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
         return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
@@ -101,6 +103,7 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
         prompt_tokens=model.prompt_tokens,
         mix=model.mix,
         switch_s=max(replica.switch_s for replica in replicas),
+        margin=MARGIN if spec.objective.max_slowdown is None else SHARE,
     )
     return (wanted,) if wanted.ladder_mhz else ()
 
@@ -131,7 +134,10 @@ def rests_at(nodes: JobNodes, resting: RestingClock) -> bool:
     )
 
 
-def no_limits() -> Explanation:
-    """Why no clock is set without a limit."""
+def no_limits(pool: ServingPool) -> Explanation:
+    """Why no clock is set without a limit, or before there is one."""
+    if pool.spec is not None and pool.spec.objective.max_slowdown is not None:
+        message = f"{pool.baseline.counted} of {REQUESTS:,} requests have ended at default clocks, for the baseline."
+        return Explanation(Reason.MEASURING_BASELINE, message)
     message = "spec.objective has no limit: no clock is set. status.proposedLimits has limits to begin with."
     return Explanation(Reason.NO_LIMITS, message)

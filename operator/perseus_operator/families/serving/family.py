@@ -55,8 +55,7 @@ class ServingFamily(Family):
         """See ``Family``."""
         if window.pod_uid not in {pod.uid for pod in node.pods}:
             return None
-        spec = self.pool.spec
-        counts = counts_of(window, spec.limits if spec is not None else None)
+        counts = counts_of(window, self.pool.limits)
         self._services.metrics.pools.count(self._job.ref, counts)
         ceiling_mhz = node.clock.mhz if node.clock is not None else DEFAULT_CLOCKS
         return True if self.pool.window_reported(window, ceiling_mhz, self._services.wall_s()) else None

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
 from perseus_operator.api.job import Mode
-from perseus_operator.api.serving.spec import PoolSpec
-from perseus_operator.families.serving.features.comparison.switchback import Saved, Switchback, block_at, switched_back
+from perseus_operator.api.serving.spec import PoolSpec, Role
+from perseus_operator.families.serving.features.comparison.switchback import (
+    BLOCK_S,
+    SETTLES_S,
+    Saved,
+    Switchback,
+    block_at,
+    switched_back,
+)
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
 from perseus_operator.families.serving.features.inheritance.inheritance import Inheritance, Stage, StoredWindows
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model, window_of
+from perseus_operator.families.serving.features.objective.baseline import SHARE as RELATIVE
+from perseus_operator.families.serving.features.objective.baseline import Baseline, BaselineTimes
 from perseus_operator.families.serving.features.objective.requests import RequestTimes
 from perseus_operator.families.serving.features.power.ceiling import (
     PoolCeiling,
@@ -23,7 +32,7 @@ from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
-from perseus_solver.serving import Ceiling, Window
+from perseus_solver.serving import SHARE, Ceiling, Window
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +54,7 @@ class ServingPool:
         self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
+        self.baseline = Baseline()
         self._restored: tuple[str, Mapping[int, Missed], Saved | None] = "", {}, None
         """Of which fingerprint an earlier operator has stored missed clocks and savings, and which."""
 
@@ -55,9 +65,33 @@ class ServingPool:
         assert spec is None or isinstance(spec, PoolSpec)
         return spec
 
-    def restored(self, fingerprint: str, missed: Mapping[int, Missed], saved: Saved | None) -> None:
-        """An earlier operator has stored which clocks of an engine have missed a limit, and what is saved."""
+    @property
+    def limits(self) -> ServingLimits | None:
+        """Of its requests, where the spec allows clocks to be set, or says limits; None: there are none, or not yet."""
+        spec = self.spec
+        slowdown = None if spec is None else spec.max_slowdown_ratio
+        if spec is None or slowdown is None:
+            return None if spec is None else spec.limits
+        first_token, per_token = spec.role is not Role.DECODE, spec.role is not Role.PREFILL
+        return self.baseline.limits(slowdown, first_token=first_token, per_token=per_token)
+
+    def restored(
+        self,
+        fingerprint: str,
+        missed: Mapping[int, Missed],
+        saved: Saved | None,
+        baseline: BaselineTimes | None = None,
+    ) -> None:
+        """An earlier operator has stored this of an engine.
+
+        Args:
+            fingerprint: of the engine.
+            missed: which clocks have missed a limit.
+            saved: what is saved.
+            baseline: what requests take at default clocks.
+        """
         self._restored = fingerprint, missed, saved
+        self._restored_baseline = baseline
 
     def looked(self) -> None:
         """Take in what has changed on the nodes: which replicas there are, and with which clocks they can run."""
@@ -65,15 +99,17 @@ class ServingPool:
         self.signals = signals_of(self.job.nodes, before)
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
             self.model, self.inheritance = Model(), Inheritance()
-            self.trials, self.switchback, self.demand = Trials(), Switchback(), Demand()
+            self.trials, self.switchback, self.baseline = Trials(), Switchback(), Baseline()
+            self.demand = Demand()
             self._known = self.signals.fingerprint
             if self._restored[0] == self._known:
+                self.baseline.restored(self._restored_baseline)
                 self.switchback.restored(self._restored[2])
         uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
         self.requests.pods_observed(uids)
         self.switchback.pods_observed(uids)
         spec = self.spec
-        limits = spec.limits if spec is not None and spec.sets_clocks else None
+        limits = self.limits if spec is not None and spec.sets_clocks else None
         if limits is not None and spec is not None and self.signals.replicas:
             self._begin(limits, spec.clocks.minimum_megahertz)
         self._choose_canary()
@@ -83,6 +119,7 @@ class ServingPool:
 
     _known = ""
     """The fingerprint that model and trials are of; they outlive a moment without replicas."""
+    _restored_baseline: BaselineTimes | None = None
     _begun: tuple[tuple[int, ...], ServingLimits] | None = None
 
     def _begin(self, limits: ServingLimits, minimum_mhz: int) -> None:
@@ -91,12 +128,17 @@ class ServingPool:
         wanted = (ladder_mhz, limits)
         if not ladder_mhz or (self._begun == wanted and self.trials.exploration is not None):
             return
+        limit_s = limits.per_token_s or limits.first_token_s or NO_LIMIT_S
         if self.trials.exploration is not None:
             self.model.limits_changed()
+            if self._begun is not None and self._begun[0] == ladder_mhz and self._moves_with_baseline:
+                self._begun = wanted
+                self.trials.limit_moved(limit_s)
+                return
         fingerprint, missed, _ = self._restored
         clocks = (*ladder_mhz, self.signals.replicas[0].highest_mhz)
-        limit_s = limits.per_token_s or limits.first_token_s or NO_LIMIT_S
-        self.trials.began(clocks, limit_s, missed if fingerprint == self.signals.fingerprint else {})
+        missed = missed if fingerprint == self.signals.fingerprint else {}
+        self.trials.began(clocks, limit_s, missed, RELATIVE if self._moves_with_baseline else SHARE)
         self._restored, self._begun = ("", {}, None), wanted
 
     def ladder_mhz(self, minimum_mhz: int) -> tuple[int, ...]:
@@ -151,7 +193,9 @@ class ServingPool:
         self.model.requests_seen(window)
         self.demand.window_seen(window, ceiling_mhz, wall_s)
         fitted = window_of(window, replica.highest_mhz)
-        limits = spec.limits if spec.sets_clocks else None
+        limits = self.limits if spec.sets_clocks else None
+        if ceiling_mhz == DEFAULT_CLOCKS:
+            self._measure_baseline(window, wall_s)
         if self.inheritance.confirming:
             return limits is not None and self._confirm(window.pod_uid, fitted, wall_s)
         if fitted is not None:
@@ -206,6 +250,21 @@ class ServingPool:
             self.model.window_taken(window)
 
     # ------------------------------------------------------------------------------------------------------ comparison
+
+    @property
+    def _moves_with_baseline(self) -> bool:
+        return self.spec is not None and self.spec.objective.max_slowdown is not None
+
+    def _measure_baseline(self, window: EngineWindow, wall_s: float) -> None:
+        """Count what requests of a replica take that is at default clocks by order."""
+        uid = window.pod_uid
+        if self.model.table is not None and self.follows(uid):
+            settled = wall_s - block_at(wall_s) * BLOCK_S >= SETTLES_S
+            by_order = uid == self.switched_back(wall_s) and settled
+        else:
+            by_order = uid != self.trials.canary or not self.trying(wall_s)
+        if by_order:
+            self.baseline.window_seen(window)
 
     def _compare(self, window: EngineWindow, wall_s: float) -> None:
         if self.model.table is None or not self.follows(window.pod_uid) or self.ceiling_mhz != DEFAULT_CLOCKS:

@@ -33,8 +33,7 @@ async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> Non
         model.fit_failed()
         raise
     metrics.count_fit(pool.job.ref, result.verdict.value)
-    limits = pool.spec.limits if pool.spec is not None else None
-    if limits == wanted.limits:
+    if pool.limits == wanted.limits:
         model.fitted(result, table, under)
     else:
         model.fit_failed()
@@ -62,6 +61,7 @@ def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[
         wanted.limits.first_token_s or NO_LIMIT_S,
         wanted.prompt_tokens,
         wanted.switch_s,
+        wanted.margin,
         seen=result.seen,
     )
     return result, clock_table(request).table, ceilings(request, wanted.mix)

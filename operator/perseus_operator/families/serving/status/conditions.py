@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perseus_core import keys
-from perseus_core.serving import ServingLimits
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
@@ -38,7 +37,7 @@ def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -
             _signals_ready(pool),
             _profile_ready(pool, spec, decision),
             _clocks_applied(pool, spec, decision),
-            _objective_kept(spec.limits, lately),
+            _objective_kept(pool, lately),
             _foreign_control(pool.job),
         ]
     needed = {ConditionType.ACCEPTED, ConditionType.SIGNALS_READY}
@@ -81,8 +80,8 @@ def _profile_ready(pool: ServingPool, spec: PoolSpec, decision: ServingDecision)
     if spec.mode is Mode.RECOMMEND and model.table is None:
         message = "A profile needs several clocks, and spec.mode is Recommend: no clocks are set."
         return Condition(kind, False, Reason.PROFILING_NEEDS_ENFORCE, message)
-    if not spec.sets_clocks:
-        waiting = no_limits() if spec.mode.sets_clocks else no_clocks(spec.mode)
+    if not spec.sets_clocks or pool.limits is None:
+        waiting = no_limits(pool) if spec.mode.sets_clocks else no_clocks(spec.mode)
         return Condition(kind, None, waiting.reason, waiting.message)
     if not pool.signals.replicas:
         return Condition(kind, False, Reason.WAITING_FOR_SIGNALS, "No engine of the pool says what it does.")
@@ -161,10 +160,10 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     return Condition(kind, True, Reason.LIMITED_BY_BUDGET, message)
 
 
-def _objective_kept(limits: ServingLimits | None, lately: Block) -> Condition:
-    kind = ConditionType.OBJECTIVE_KEPT
+def _objective_kept(pool: ServingPool, lately: Block) -> Condition:
+    kind, limits = ConditionType.OBJECTIVE_KEPT, pool.limits
     if limits is None:
-        waiting = no_limits()
+        waiting = no_limits(pool)
         return Condition(kind, None, waiting.reason, waiting.message)
     if lately.requests < LEAST_REQUESTS:
         message = f"{lately.requests} of {LEAST_REQUESTS} requests were seen."

@@ -10,10 +10,11 @@ from typing import Any
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
 from perseus_operator.api.schema import parse_stored
-from perseus_operator.api.serving.spec import Role
+from perseus_operator.api.serving.spec import Role, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
     AttainmentStatus,
+    BaselineStatus,
     CanaryStatus,
     EngineStatus,
     MissedClock,
@@ -26,6 +27,7 @@ from perseus_operator.budgets.draw import share_to_status
 from perseus_operator.families.serving.decide import ServingDecision
 from perseus_operator.families.serving.features.comparison.switchback import Saved
 from perseus_operator.families.serving.features.exploration.trials import Missed
+from perseus_operator.families.serving.features.objective.baseline import BaselineTimes
 from perseus_operator.families.serving.features.objective.requests import Block, quantile_s, worst_share
 from perseus_operator.families.serving.features.signals.replicas import Replica
 from perseus_operator.families.serving.pool import ServingPool
@@ -45,12 +47,13 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         lately: what its replicas did.
     """
     spec, replicas = pool.spec, pool.signals.replicas
-    limits = spec.limits if spec is not None else None
+    limits = pool.limits
     return PoolFigures(
         replicas=_replicas(pool, limits) if replicas else None,
         replica_count=len(replicas),
         attainment=None if limits is None or not lately.requests else _attainment(lately, limits),
-        proposed_limits=_proposed(lately, spec.role) if limits is None and spec is not None else None,
+        proposed_limits=_proposed(lately, spec.role) if spec is not None and not spec.limited else None,
+        baseline=_baseline(pool) if spec is not None and spec.objective.max_slowdown is not None else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
@@ -99,6 +102,13 @@ def _duration(value_s: float | None) -> str | None:
         return None
     tenths = math.ceil(10_000 * value_s)  # upwards: what is proposed was kept
     return f"{tenths / 10:g}ms" if tenths < 10_000 else f"{math.ceil(100 * value_s) / 100:.6g}s"
+
+
+def _baseline(pool: ServingPool) -> BaselineStatus | None:
+    times = pool.baseline.times
+    return None if times is None else BaselineStatus(
+        time_to_first_token=_duration(times.first_token_s), time_per_output_token=_duration(times.per_token_s)
+    )  # fmt: skip
 
 
 def _canary(pool: ServingPool) -> CanaryStatus | None:
@@ -150,7 +160,14 @@ def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
         until_s = datetime.fromisoformat(one.not_before).timestamp()
         found[one.clock_megahertz] = Missed(one.clock_megahertz, one.misses, until_s)
     savings = parse_stored(PoolSavings, status.get("savings"))
-    pool.restored(stored.fingerprint, found, None if savings is None else _saved(savings))
+    baseline = parse_stored(BaselineStatus, status.get("baseline"))
+    saved = None if savings is None else _saved(savings)
+    pool.restored(stored.fingerprint, found, saved, None if baseline is None else _times(baseline))
+
+
+def _times(stored: BaselineStatus) -> BaselineTimes:
+    first, token = stored.time_to_first_token, stored.time_per_output_token
+    return BaselineTimes(None if first is None else seconds(first), None if token is None else seconds(token))
 
 
 def _saved(stored: PoolSavings) -> Saved:

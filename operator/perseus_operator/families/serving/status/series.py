@@ -32,7 +32,7 @@ def state_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> Poo
     """
     signals, model, saved = pool.signals, pool.model, pool.switchback.saved
     highest_mhz = signals.replicas[0].highest_mhz if signals.replicas else None
-    limits = pool.spec.limits if pool.spec is not None else None
+    limits = pool.limits
     attained = lately.attainment(limits) if limits is not None and lately.requests >= LEAST_REQUESTS else (None, None)
     return PoolState(
         pods={

@@ -15,7 +15,7 @@ from typing import Final
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
 from perseus_operator.families.serving.features.objective.requests import quantile_s, seconds_at
 from perseus_operator.nodes.engines import EngineWindow
-from perseus_solver.serving import Exploration, Sight, Why, windows_needed
+from perseus_solver.serving import SHARE, Exploration, Sight, Why, windows_needed
 
 LADDER_STEP_MHZ: Final = 105
 """Between two clocks that may be locked: less changes watts by less than is measured."""
@@ -77,16 +77,24 @@ class Trials:
 
     # ---------------------------------------------------------------------------------------------------------- events
 
-    def began(self, ladder_mhz: tuple[int, ...], limit_s: float, missed: Mapping[int, Missed]) -> None:
-        """These clocks are to be tried, the last of which is the highest, within this limit."""
+    def began(
+        self, ladder_mhz: tuple[int, ...], limit_s: float, missed: Mapping[int, Missed], share: float = SHARE
+    ) -> None:
+        """These clocks are to be tried, the last of which is the highest, up to a share of this limit."""
         self.exploration = Exploration(
             ladder_mhz,
             limit_s,
+            share=share,
             misses=tuple(missed[mhz].misses if mhz in missed else 0 for mhz in ladder_mhz),
             barred_until_s=tuple(missed[mhz].barred_until_s if mhz in missed else 0.0 for mhz in ladder_mhz),
         )
         self.paused_until_s = -math.inf
         self._clock_changed()
+
+    def limit_moved(self, limit_s: float) -> None:
+        """The baseline that the limit is relative to has changed a little: what was tried holds."""
+        if self.exploration is not None:
+            self.exploration = replace(self.exploration, limit_s=limit_s)
 
     def inherited(self, lowest_mhz: int, wall_s: float) -> None:
         """Clocks down to this one were measured elsewhere: what is below is tried after a pause."""

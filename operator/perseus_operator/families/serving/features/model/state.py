@@ -12,7 +12,7 @@ from perseus_core.serving import MOST_EDGES, ClockTable, ServingLimits
 from perseus_core.units import mean_power_w, s_from_us
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.serving import Ceiling, FitResult, Mix, Verdict, Window
+from perseus_solver.serving import MARGIN, Ceiling, FitResult, Mix, Verdict, Window
 
 KV_CAPACITY: Final = 1_000_000
 """Nominal tokens that fit into the memory: engines say shares, and a table reads shares; only the product matters."""
@@ -48,6 +48,7 @@ class FitWork:
         prompt_tokens: of a prompt, mean.
         mix: of the requests.
         switch_s: how long a change of the clock takes, median.
+        margin: share of the limit of a token that a predicted step may take.
     """
 
     windows: tuple[Window, ...]
@@ -57,6 +58,7 @@ class FitWork:
     prompt_tokens: float
     mix: Mix
     switch_s: float
+    margin: float = MARGIN
 
 
 @dataclass(frozen=True)

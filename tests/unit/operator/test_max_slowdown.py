@@ -1,0 +1,122 @@
+"""A pool whose limits are relative to what its own requests take at default clocks."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.doubles.engine_pool import EnginePool
+
+from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ServingLimits
+from perseus_operator.api.conditions import Reason
+from perseus_operator.families.serving.features.objective.baseline import REQUESTS, Baseline, BaselineTimes
+from perseus_operator.nodes.engines import EngineWindow
+
+LONG_S = 3_000
+TOKEN = {"maxSlowdown": "40%"}
+
+
+def window(place: int, requests: int, *, default: bool = True) -> EngineWindow:
+    return EngineWindow(pod_uid="p", pid=1, time_us=10, default_us=10 * default, tokens={place: requests})
+
+
+def test_before_there_is_a_baseline_no_clock_is_set_and_the_condition_counts() -> None:
+    pool = EnginePool(objective=TOKEN)
+    pool.run(20)
+    assert pool.clocks == [0, 0, 0]
+    said = pool.conditions()["ClocksApplied"]
+    assert said.reason is Reason.MEASURING_BASELINE
+    assert f"of {REQUESTS:,} requests" in said.message
+    assert pool.conditions()["ObjectiveKept"].status is None
+    assert "proposedLimits" not in pool.status()
+
+
+@pytest.fixture(scope="module")
+def explored() -> EnginePool:
+    """A pool whose canary has tried what it may."""
+    pool = EnginePool(objective=TOKEN)
+    pool.run(LONG_S, until=lambda: pool.family.pool.trials.paused_until_s > 0)
+    return pool
+
+
+@pytest.fixture
+def pool(explored: EnginePool) -> EnginePool:
+    return deepcopy(explored)
+
+
+def test_clocks_follow_the_load_within_a_share_of_the_baseline(pool: EnginePool) -> None:
+    pool.run(30)
+    assert pool.clocks == [FOLLOW_TABLE] * 3
+    times, limits = pool.family.pool.baseline.times, pool.family.pool.limits
+    assert times is not None
+    assert limits is not None
+    assert limits.attainment == 0.99
+    assert times.per_token_s is not None
+    assert limits.per_token_s == pytest.approx(1.4 * times.per_token_s)
+    assert pool.status()["baseline"]["timePerOutputToken"].endswith("ms")
+    table = pool.family.pool.model.table
+    assert table is not None
+    assert min(mhz for row in table.clocks_mhz for mhz in row if mhz) < pool.machine.clocks_mhz[-1]
+    pool.run(60)
+    assert pool.conditions()["ObjectiveKept"].status is True
+
+
+def test_the_next_operator_goes_on_with_the_baseline() -> None:
+    pool = EnginePool(objective=TOKEN)
+    pool.run(LONG_S, until=lambda: pool.family.pool.baseline.times is not None)
+    pool.step()
+    times = pool.family.pool.baseline.times
+    assert times is not None
+    pool.start(pool.status())
+    pool.step()
+    restored = pool.family.pool.baseline.times
+    assert restored is not None
+    assert not restored.differs(times)
+
+
+@given(st.integers(0, len(TIME_EDGES_US) - 1), st.floats(1e-4, 1.0))
+def test_limits_are_the_baseline_and_its_share(place: int, slowdown: float) -> None:
+    baseline = Baseline()
+    baseline.window_seen(window(place, REQUESTS, default=False))
+    assert baseline.limits(slowdown, first_token=True, per_token=True) is None, "at another clock it says nothing"
+    baseline.window_seen(window(place, REQUESTS))
+    base_s = TIME_EDGES_US[place] / 1e6
+    limits = baseline.limits(slowdown, first_token=True, per_token=True)
+    assert limits == ServingLimits(None, base_s * (1.0 + slowdown), 0.99)
+    assert baseline.limits(slowdown, first_token=True, per_token=False) is None
+
+
+@pytest.mark.parametrize(("later", "moves"), [(100, False), (101, False), (102, True), (98, True)])
+def test_a_baseline_moves_with_the_load_but_not_by_one_edge(later: int, moves: bool) -> None:
+    baseline = Baseline()
+    baseline.window_seen(window(100, REQUESTS))
+    before = baseline.times
+    baseline.window_seen(window(later, REQUESTS))
+    assert (baseline.times != before) is moves
+    assert baseline.counted == 0
+
+
+def test_a_time_that_no_request_has_is_another_baseline() -> None:
+    assert BaselineTimes(None, 0.1).differs(BaselineTimes(0.2, 0.1))
+    assert not BaselineTimes(None, 0.1).differs(BaselineTimes(None, 0.102))
+
+
+def test_a_baseline_that_moves_moves_the_limits_and_tries_nothing_again(pool: EnginePool) -> None:
+    pool.run(30)
+    before, limits = pool.family.pool.trials.exploration, pool.family.pool.limits
+    assert before is not None
+    baseline = pool.family.pool.baseline
+    assert baseline.times is not None
+    assert baseline.times.per_token_s is not None
+    baseline.times = BaselineTimes(baseline.times.first_token_s, 0.8 * baseline.times.per_token_s)
+    pool.run(3)
+    after, intent = pool.family.pool.trials.exploration, pool.decide().intent
+    assert after is not None
+    assert (after.place, after.misses) == (before.place, before.misses)
+    assert after.limit_s == pytest.approx(0.8 * before.limit_s)
+    assert intent is not None
+    assert intent.orders is not None
+    assert intent.orders.limits == pool.family.pool.limits != limits
+    assert intent.orders.table is not None, "a table is made anew at once"
