@@ -116,3 +116,20 @@ async def test_calibrations_of_a_profile_in_a_config_map_go_with_it() -> None:
     held = server.held["perseusprofiles"]
     assert (held["spec"], held["status"]) == ({}, {"calibrations": {"a": "1"}})
     assert [owner["uid"] for owner in held["metadata"]["ownerReferences"]] == ["u-1"]
+
+
+async def test_profiles_of_engines_are_listed_apart_from_those_of_training() -> None:
+    """Those of one kind must not fill the places of the other: only so many are looked at."""
+    asked: list[str] = []
+
+    class Listing(ApiServer):
+        async def list_namespaced_custom_object(self, *_: str, label_selector: str, **__: Any) -> Json:
+            asked.append(label_selector)
+            return {"items": [], "metadata": {}}
+
+    server = Listing()
+    await client(server).write_profile("ns", "serving-0", {"serving": {"fingerprint": "f"}})
+    assert server.held["perseusprofiles"]["metadata"]["labels"]["perseus.energy/serving"] == "true"
+    for of_engines in (True, False):
+        assert not [each async for each in client(server).list_profiles("ns", 9, of_engines=of_engines)]
+    assert asked == ["perseus.energy/serving", "!perseus.energy/serving"]
