@@ -8,7 +8,8 @@ Nothing flows through this room. It holds the types of values that pass between 
     marks           whose time marks are in, and how an agent chose the moments of clock changes
     grain           how finely a plan sets clocks
     leases          the clock that a lease asks for, and what an agent answers of each GPU
-    latency         how long a GPU takes to change its clock: measured, or published for its model
+    latency         how long a GPU takes to change its clock: its distribution, or what is published for its model
+    clock_latency   what a GPU has measured of it, by the clocks that it changed between
     gpus            how time and power of a GPU model follow its clock
     serving         what an engine says, and the table of clocks that it follows
     keys            names that are met in the cluster: labels, annotations, environment, ports

@@ -22,11 +22,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+from perseus_core.clock_latency import MAX_CLOCK_MHZ, MAX_CLOCKS
 from perseus_core.latency import MAX_LATENCY_US, SwitchLatency
 from perseus_proto.v1alpha1 import agent_pb2
 
-MAX_CLOCKS: Final = 255
-MAX_CLOCK_MHZ: Final = 10_000
 MAX_POINTS: Final = 4_096
 MAX_STAGES: Final = 1_024
 MAX_INSTRUCTIONS: Final = 65_536

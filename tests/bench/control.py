@@ -22,12 +22,12 @@ from tests.execution.executor import Control, Executor
 from tests.execution.machine import Machine, Outcome
 from tests.execution.pipeline import Pipeline
 
+from perseus_core.clock_latency import ClockLatency, Transition
 from perseus_core.grain import Grain
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
 from perseus_operator.families.training.features.hardware.hardware import Hardware as OperatorHardware
 from perseus_operator.families.training.features.hardware.hardware import LatencyBasis, next_hardware
-from perseus_operator.nodes.gpu import ClockLatency, Transition
 from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
 from perseus_sim.gpus.model import MODELS

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.instruction import InstructionKind
+from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import is_valid_report
 from perseus_operator.families.training.features.profile.drift import Drift
-from perseus_operator.nodes.gpu import MAX_LATENCY_US
 from perseus_operator.nodes.iterations import History, Report
 from perseus_operator.nodes.latencies import clock_times, measured_latency
 from perseus_operator.solving.calibration import FrontierTimes

@@ -5,7 +5,7 @@ a plan has one clock, as in a profiling sweep) the SM clock is read until it is 
 says when to read; a reading that is not taken in time ends that measurement and nothing else. So does the next write:
 then it is known only that the change takes longer than was seen, and that counts as what it is. Without it, a plan that
 changes its clocks often would show only the quick changes. The meter belongs to the thread of its GPU; ``switch``,
-``lead`` and ``transitions`` return plain values that other threads may use. Times are microseconds of one clock;
+``lead`` and ``described`` return plain values that other threads may use. Times are microseconds of one clock;
 nothing here reads a clock or a device.
 """
 
@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
+from perseus_core.clock_latency import ClockLatency, Transition
 from perseus_core.latency import SwitchLatency, by_clock, corrected
 
 KEPT: Final = 256
@@ -140,14 +141,27 @@ class LatencyMeter:
         """Of the driver's calls alone; the published median where there was none."""
         return _quantiles(self._calls_us) or Quantiles(*2 * (self._published.call_us,), 0)
 
-    def transitions(self) -> dict[tuple[int, int], Quantiles]:
-        """Per clock before (0: the default clocks) and after, MHz: the most frequent first."""
+    def transitions(self) -> tuple[Transition, ...]:
+        """By the clocks changed between: the most frequent first."""
         ordered = sorted(self._of_transition.items(), key=lambda item: -self._counts[item[0]])
-        return {
-            key: Quantiles(*quantiles[:2], self._counts[key])
+        return tuple(
+            Transition(*key, self._counts[key], quantiles.p50_us, quantiles.p99_us)
             for key, of in ordered
             if self._counts[key] and (quantiles := _quantiles_of(of, self._published))
-        }
+        )
+
+    def described(self) -> ClockLatency:
+        """What is known of this GPU: as measured, or as published for its model while too little is."""
+        switch = self.switch
+        return ClockLatency(
+            p50_us=switch.p50_us,
+            p99_us=switch.p99_us,
+            call_us=self.calls.p50_us,
+            shared_lock=switch.shared_lock,
+            source=switch.source,
+            changes=self.measured if self.enough else 0,
+            transitions=self.transitions(),
+        )
 
     def wrote(
         self,

@@ -19,7 +19,6 @@ import grpc
 
 from perseus_agent import __version__
 from perseus_agent.clocks.gpu_worker import GpuWorker
-from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.stage_reports import combine
 from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.errors import (
@@ -45,6 +44,7 @@ from perseus_agent.servers.event_messages import event_message, rank_message
 from perseus_core.leases import RestingClock
 from perseus_core.units import ms_from_s, s_from_ms
 from perseus_proto.hello import Hello
+from perseus_proto.latency import encode_latency
 from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -297,29 +297,6 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         controllability_message=governor.controllability_message,
         energy_mj=energy_mj or 0,
         has_energy_counter=energy_mj is not None,
-        clock_latency=_latency(governor.latency),
+        clock_latency=encode_latency(governor.latency.described(), call_p99_us=governor.latency.calls.p99_us),
         max_power_mw=identity.max_power_mw or 0,
-    )
-
-
-def _latency(meter: LatencyMeter) -> messages.ClockLatency:
-    switch, calls = meter.switch, meter.calls
-    return messages.ClockLatency(
-        p50_us=switch.p50_us,
-        p99_us=switch.p99_us,
-        call_p50_us=calls.p50_us,
-        call_p99_us=calls.p99_us,
-        changes=meter.measured if meter.enough else 0,
-        source=switch.source,
-        shared_lock=switch.shared_lock,
-        transitions=[
-            messages.ClockTransition(
-                from_mhz=before_mhz,
-                to_mhz=mhz,
-                changes=quantiles.values,
-                p50_us=quantiles.p50_us,
-                p99_us=quantiles.p99_us,
-            )
-            for (before_mhz, mhz), quantiles in meter.transitions().items()
-        ],
     )

@@ -7,70 +7,15 @@ Nothing of that format is taken on trust: what cannot be true is as if it were a
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from perseus_core.latency import MAX_LATENCY_US, SwitchLatency
+from perseus_core.clock_latency import ClockLatency, Transition
 
-MAX_CLOCKS: Final = 255
-"""Clocks whose latencies are known: as many as a plan set has."""
-MAX_CLOCK_MHZ: Final = 10_000
-"""Highest clock that a plan set may have."""
-_MOST_CHANGES: Final = 2**32
-"""Of one GPU from one clock to another: agents send no larger number."""
 MAX_BOARD_W: Final = 10_000.0
 """No GPU, nor a module with its CPU, draws more; agents hold energy counters to the same number."""
 UNKNOWN_BOARD_W: Final = 1_500.0
 """Counts where a driver does not tell the board's limit: the highest of a GPU that is sold is 1.4 kW (B300)."""
-
-
-@dataclass(frozen=True)
-class Transition:
-    """Changes from one clock to another; 0 MHz: the default clocks."""
-
-    from_mhz: int
-    to_mhz: int
-    changes: int
-    p50_us: int
-    p99_us: int
-
-
-class ClockMedian(NamedTuple):
-    """Changes to one clock, from any other: how many were measured, and their median."""
-
-    mhz: int
-    changes: int
-    p50_us: int
-
-
-@dataclass(frozen=True)
-class ClockLatency(SwitchLatency):
-    """How long changes of clock take, and what that was measured on.
-
-    Attributes:
-        changes: how many were measured.
-        transitions: by pair of clocks, the most frequent first.
-    """
-
-    changes: int = 0
-    transitions: tuple[Transition, ...] = ()
-
-    @cached_property
-    def medians(self) -> tuple[ClockMedian, ...]:
-        """By the clock that is changed to. Transitions come from agents and profiles: what cannot be true is left out,
-        and so are changes to the default clocks, which no plan has. Computed once: a planner looks several times a
-        second.
-        """
-        found: dict[int, list[tuple[int, int]]] = {}
-        for one in self.transitions:
-            named, timed = 0 < one.to_mhz <= MAX_CLOCK_MHZ, 0 < one.p50_us <= MAX_LATENCY_US
-            if named and timed and 0 < one.changes < _MOST_CHANGES:
-                found.setdefault(one.to_mhz, []).append((one.p50_us, one.changes))
-        return tuple(ClockMedian(mhz, sum(n for _, n in of), weighted_median(of)) for mhz, of in found.items())
 
 
 @dataclass(frozen=True)
@@ -129,14 +74,3 @@ def latency_from_json(text: str) -> StoredLatency | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     return found if latency.is_possible else None
-
-
-def weighted_median(values: Iterable[tuple[int, int]]) -> int:
-    """The median of values each of which counts as often as its weight says.
-
-    Args:
-        values: value and weight; at least one, and weights are positive.
-    """
-    ordered = sorted(values)
-    totals = list(accumulate(weight for _, weight in ordered))
-    return ordered[bisect_left(totals, totals[-1] / 2)][0]

@@ -13,14 +13,8 @@ from itertools import chain
 from statistics import median
 from typing import Final
 
+from perseus_core.clock_latency import MAX_CLOCKS, ClockLatency, ClockMedian, Transition, weighted_median
 from perseus_core.latency import ENOUGH_OF_CLOCK, by_clock, published_latency
-from perseus_operator.nodes.gpu import (
-    MAX_CLOCKS,
-    ClockLatency,
-    ClockMedian,
-    Transition,
-    weighted_median,
-)
 
 ENOUGH_CHANGES: Final = 32
 """Changes before figures count, of one GPU or of all together. Agents hold to the same number."""

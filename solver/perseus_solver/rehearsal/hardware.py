@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from perseus_core.clock_latency import MAX_CLOCKS
 from perseus_core.instruction import InstructionKind
 from perseus_core.latency import MAX_LATENCY_US, SwitchLatency, published_latency, quantiles_from_json
 from perseus_core.marks import BEST_MARKS_FIRST, MarkSource
@@ -38,7 +39,7 @@ DEFAULT_KERNELS: Final = MappingProxyType(
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
 _MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 1_000_000, 1024, 10_000_000, 0.5, 256
-_MAX_CLOCKS, _MAX_DIGITS = 255, 5
+_MAX_DIGITS: Final = 5
 _MAX_S: Final = s_from_us(MAX_LATENCY_US)
 
 
@@ -85,8 +86,8 @@ class Hardware:
         if not 1 <= len(self.model) <= _MAX_NAME:
             raise InvalidHardware(f"hardware: model must have 1 to {_MAX_NAME} characters, not {len(self.model)}")
         _distribution("switch_latency_s", self.latency)
-        if len(self.clocks) > _MAX_CLOCKS:
-            raise InvalidHardware(f"hardware: switch_latency_s.clocks must be at most {_MAX_CLOCKS}")
+        if len(self.clocks) > MAX_CLOCKS:
+            raise InvalidHardware(f"hardware: switch_latency_s.clocks must be at most {MAX_CLOCKS}")
         for mhz, latency in self.clocks.items():
             _distribution(f"switch_latency_s.clocks.{mhz}", latency)
         _number("call_s", self.latency.call_s, 0.0, _MAX_S)
@@ -216,8 +217,8 @@ def _kernels(value: Any) -> Mapping[InstructionKind, int]:
 
 def _clocks(value: Any, alike: SwitchLatency) -> Mapping[int, SwitchLatency]:
     """Read latencies by clock; all else is as in ``alike``."""
-    if not isinstance(value, dict) or len(value) > _MAX_CLOCKS:
-        raise InvalidHardware(f"hardware: switch_latency_s.clocks must be an object of at most {_MAX_CLOCKS} clocks")
+    if not isinstance(value, dict) or len(value) > MAX_CLOCKS:
+        raise InvalidHardware(f"hardware: switch_latency_s.clocks must be an object of at most {MAX_CLOCKS} clocks")
     found = {}
     for key, quantiles in value.items():
         name = f"switch_latency_s.clocks.{_short(key)}"

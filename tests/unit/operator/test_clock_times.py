@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.test_hardware import A100, H100, HARDWARE, describe, latency, learn, rehearsed
 
+from perseus_core.clock_latency import MAX_CLOCK_MHZ, MAX_CLOCKS, Transition
+from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.api.schema import dump, openapi_of
 from perseus_operator.api.status import HardwareStatus
 from perseus_operator.families.training.features.frontier.inputs import Solve
@@ -30,10 +32,8 @@ from perseus_operator.families.training.features.hardware.hardware import (
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.restore import restore_from_status
 from perseus_operator.jobs import document
-from perseus_operator.nodes import gpu
-from perseus_operator.nodes.gpu import MAX_CLOCKS, MAX_LATENCY_US, Gpu, StoredLatency, Transition
+from perseus_operator.nodes.gpu import Gpu, StoredLatency
 from perseus_operator.nodes.latencies import ClockTimes, clock_times, measured_latency
-from perseus_proto import planset
 
 QUICK, SLOW = 900, 1410
 SPLIT = (Transition(0, QUICK, 100, 8_000, 12_000), Transition(QUICK, SLOW, 100, 60_000, 90_000))
@@ -143,7 +143,7 @@ def test_whatever_agents_and_profiles_say_latencies_are_possible(
     found = clock_times(overall, [replace(overall, transitions=tuple(of_gpu)) for of_gpu in transitions])
     said = {one.to_mhz for of_gpu in transitions for one in of_gpu}
     assert [one.mhz for one in found] == sorted({one.mhz for one in found} & said)
-    assert all(0 < one.mhz <= planset.MAX_CLOCK_MHZ for one in found)
+    assert all(0 < one.mhz <= MAX_CLOCK_MHZ for one in found)
     assert all(1 <= one.p50_us <= one.p99_us <= MAX_LATENCY_US for one in found)
 
 
@@ -156,10 +156,9 @@ def test_no_more_clocks_are_known_than_agents_and_status_take() -> None:
     others = tuple(ClockTimes(mhz, 900_000, 2_000_000) for mhz in range(1, MAX_CLOCKS + 1))
     kept = adopted(hardware, replace(hardware, p50_us=200_000, p99_us=500_000, clocks=others))
     assert [one.mhz for one in kept.clocks] == [one.mhz for one in found]
-    assert (MAX_CLOCKS, gpu.MAX_CLOCK_MHZ) == (planset.MAX_CLOCKS, planset.MAX_CLOCK_MHZ)
     schema = openapi_of(HardwareStatus)["properties"]["clocks"]
     assert schema["maxItems"] == MAX_CLOCKS
-    assert schema["items"]["properties"]["megahertz"]["maximum"] == gpu.MAX_CLOCK_MHZ
+    assert schema["items"]["properties"]["megahertz"]["maximum"] == MAX_CLOCK_MHZ
 
 
 # --------------------------------------------------------------------------------------------------- what is adopted

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.clock_latency import ClockLatency, Transition
 from perseus_core.grain import Grain
 from perseus_core.latency import published_latency
 from perseus_core.marks import ClockControl, MarkSource
@@ -35,14 +36,7 @@ from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import document
 from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.gpu import (
-    ClockLatency,
-    Gpu,
-    StoredLatency,
-    Transition,
-    latency_from_json,
-    latency_to_json,
-)
+from perseus_operator.nodes.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.nodes.iterations import JobIteration, Measured
 from perseus_operator.nodes.latencies import ENOUGH_CHANGES, ClockTimes
 from perseus_operator.objects.values import JobRef

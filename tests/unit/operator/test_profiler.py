@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
+from perseus_core.clock_latency import ClockLatency
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.stored import MAX_PROFILE_BYTES
 from perseus_operator.errors import InvalidProfile, KubeUnavailable
@@ -22,7 +23,7 @@ from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import profile_source
 from perseus_operator.families.training.work.profile_source import StoredProfile
 from perseus_operator.families.training.work.profiler import Profiler
-from perseus_operator.nodes.gpu import ClockLatency, Gpu, StoredLatency
+from perseus_operator.nodes.gpu import Gpu, StoredLatency
 from perseus_operator.nodes.iterations import JobIteration, Report
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_core.clock_latency import MAX_CLOCK_MHZ
 from perseus_proto import planset
 from perseus_proto.planset import (
     InvalidPlanSet,
@@ -33,7 +34,7 @@ def stage_of(number: int, instructions: int) -> StageSchedule:
 def plans(draw: st.DrawFn) -> tuple[list[StageSchedule], list[PlanPoint], list[list[list[int]]]]:
     widths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     points = draw(st.integers(1, 6))
-    clocks = st.integers(1, planset.MAX_CLOCK_MHZ)
+    clocks = st.integers(1, MAX_CLOCK_MHZ)
     palette = draw(st.lists(clocks, min_size=1, max_size=8))
     pick = random.Random(draw(st.integers()))
     times = sorted(draw(st.lists(st.integers(1, 2**40), min_size=points, max_size=points)))

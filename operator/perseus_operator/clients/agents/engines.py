@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_core.clock_latency import MAX_CLOCK_MHZ
 from perseus_core.serving import FOLLOW_TABLE, MOST_SEQUENCES, TIME_EDGES_US, ClockTable, EngineOrders, ServingLimits
 from perseus_core.units import mean_power_w, ppm_from_ratio, ratio_from_ppm, us_from_s
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_POWER_W
 from perseus_operator.nodes.engines import MOST_ENGINES, Engine, EngineWindow
-from perseus_operator.nodes.gpu import MAX_CLOCK_MHZ
 from perseus_proto.v1alpha1 import agent_pb2
 
 _MOST_FLAGS: Final = 256

@@ -12,14 +12,14 @@ from typing import Final
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.units import w_from_mw
 from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition
+from perseus_operator.nodes.gpu import MAX_BOARD_W, Gpu
 from perseus_operator.nodes.latencies import ClockTimes
+from perseus_proto.latency import decode_latency
 from perseus_proto.v1alpha1 import agent_pb2
 
 _MARKS: Final = {int(marks): marks for marks in MarkSource}
 _CONTROLS: Final = {int(control): control for control in ClockControl}
 """By number on the wire; one that is not here is a newer agent's."""
-_MAX_TRANSITIONS: Final = 64
 _MAX_NAME: Final = 256
 """Characters of a model or driver: the name becomes part of a status."""
 
@@ -28,7 +28,8 @@ def gpu_of(message: agent_pb2.Gpu, driver: str) -> Gpu:
     """Return a GPU's model, driver and switch latency; a latency that cannot be true is none."""
     limit_w = w_from_mw(message.max_power_mw)
     max_power_w = limit_w if 0 < limit_w <= MAX_BOARD_W else None
-    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], _latency(message), max_power_w)
+    latency = decode_latency(message.clock_latency) if message.HasField("clock_latency") else None
+    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], latency, max_power_w)
 
 
 def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
@@ -57,21 +58,3 @@ def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
 def clock_change(times: ClockTimes) -> agent_pb2.ClockChange:
     """Return how long changes to a clock take, as agents are sent it."""
     return agent_pb2.ClockChange(clock_mhz=times.mhz, p50_us=times.p50_us, p99_us=times.p99_us)
-
-
-def _latency(message: agent_pb2.Gpu) -> ClockLatency | None:
-    if not message.HasField("clock_latency"):
-        return None
-    given = message.clock_latency
-    found = ClockLatency(
-        p50_us=given.p50_us,
-        p99_us=given.p99_us,
-        call_us=given.call_p50_us,
-        changes=given.changes,
-        shared_lock=given.shared_lock,
-        transitions=tuple(
-            Transition(one.from_mhz, one.to_mhz, one.changes, one.p50_us, one.p99_us)
-            for one in given.transitions[:_MAX_TRANSITIONS]
-        ),
-    )
-    return found if found.is_possible else None

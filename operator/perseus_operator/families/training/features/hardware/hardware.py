@@ -17,12 +17,13 @@ from itertools import chain
 from statistics import median
 from typing import Any, Final
 
+from perseus_core.clock_latency import MAX_CLOCKS, ClockLatency
 from perseus_core.latency import published_latency, quantiles_from_json, quantiles_to_json
 from perseus_core.marks import MarkSource
 from perseus_core.units import s_from_us
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
-from perseus_operator.nodes.gpu import MAX_CLOCKS, ClockLatency, Gpu, StoredLatency
+from perseus_operator.nodes.gpu import Gpu, StoredLatency
 from perseus_operator.nodes.latencies import ClockTimes, clock_times, measured_latency
 from perseus_operator.nodes.node import Node
 
