@@ -60,12 +60,12 @@ class ClockLatency(SwitchLatency):
         and so are changes to the default clocks, which no plan has. Computed once: a planner looks several times a
         second.
         """
-        found: dict[int, list[tuple[int, int]]] = {}
+        by_target: dict[int, list[tuple[int, int]]] = {}
         for one in self.transitions:
             named, timed = 0 < one.to_mhz <= MAX_CLOCK_MHZ, 0 < one.p50_us <= MAX_LATENCY_US
             if named and timed and 0 < one.changes < _MOST_CHANGES:
-                found.setdefault(one.to_mhz, []).append((one.p50_us, one.changes))
-        return tuple(ClockMedian(mhz, sum(n for _, n in of), weighted_median(of)) for mhz, of in found.items())
+                by_target.setdefault(one.to_mhz, []).append((one.p50_us, one.changes))
+        return tuple(ClockMedian(mhz, sum(n for _, n in of), weighted_median(of)) for mhz, of in by_target.items())
 
 
 def weighted_median(values: Iterable[tuple[int, int]]) -> int:

@@ -133,18 +133,20 @@ def by_clock(
     Returns:
         By clock, of those with `ENOUGH_OF_CLOCK` changes: the distribution of the next one's latency.
     """
-    known = {mhz: of for mhz, of in medians_us.items() if of[0] >= ENOUGH_OF_CLOCK and of[1] > 0}
-    if not known or latency.sigma <= 0:
+    frequent = {mhz: of for mhz, of in medians_us.items() if of[0] >= ENOUGH_OF_CLOCK and of[1] > 0}
+    if not frequent or latency.sigma <= 0:
         return {}
-    effect = {mhz: n / (n + 1) * math.log(median_us / latency.p50_us) for mhz, (n, median_us) in known.items()}
-    between = sum(n * effect[mhz] ** 2 for mhz, (n, _) in known.items()) / sum(n for n, _ in known.values())
-    of_all = latency.sigma**2
-    own = max(of_all - between, _LEAST_OWN * of_all) if own_sigma is None else min(own_sigma**2, of_all)
-    found = {}
-    for mhz, (n, _) in known.items():
+    effect = {mhz: n / (n + 1) * math.log(median_us / latency.p50_us) for mhz, (n, median_us) in frequent.items()}
+    between = sum(n * effect[mhz] ** 2 for mhz, (n, _) in frequent.items()) / sum(n for n, _ in frequent.values())
+    variance = latency.sigma**2
+    own_variance = max(variance - between, _LEAST_OWN * variance) if own_sigma is None else min(own_sigma**2, variance)
+    latencies = {}
+    for mhz, (n, _) in frequent.items():
         p50_us = latency.p50_us * math.exp(effect[mhz])
-        found[mhz] = latency.with_quantiles(p50_us, p50_us * math.exp(_Z99 * math.sqrt(own * (1 + 1 / (n + 1)))))
-    return found
+        latencies[mhz] = latency.with_quantiles(
+            p50_us, p50_us * math.exp(_Z99 * math.sqrt(own_variance * (1 + 1 / (n + 1))))
+        )
+    return latencies
 
 
 def corrected(
@@ -156,12 +158,12 @@ def corrected(
         given: by clock, MHz.
         medians_us: of changes measured, as for `by_clock`.
     """
-    found = dict(given)
+    latencies = dict(given)
     for mhz in given.keys() & medians_us.keys():
         (n, median_us), of_clock = medians_us[mhz], given[mhz]
         factor = (median_us / of_clock.p50_us) ** (n / (n + ENOUGH_OF_CLOCK))
-        found[mhz] = of_clock.with_quantiles(factor * of_clock.p50_us, factor * of_clock.p99_us)
-    return found
+        latencies[mhz] = of_clock.with_quantiles(factor * of_clock.p50_us, factor * of_clock.p99_us)
+    return latencies
 
 
 _HOPPER: Final = "assumed: second-hand figures for Hopper say 10–100 ms (PowerWeave on arXiv 2502.20075)"
@@ -201,6 +203,6 @@ def published_latency(model: str) -> SwitchLatency:
     30000
     """
     words = model_words(model)
-    found = next((latency for name, latency in _PUBLISHED.items() if name in words), _UNKNOWN)
+    published = next((latency for name, latency in _PUBLISHED.items() if name in words), _UNKNOWN)
     faster = _FASTER.search(model)
-    return found.faster(int(faster[1])) if faster else found
+    return published.faster(int(faster[1])) if faster else published

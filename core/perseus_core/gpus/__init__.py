@@ -113,11 +113,11 @@ def read_figures(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError, KeyError, TypeError: it is not one.
     """
-    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    figures = {key: one["value"] for key, one in found["compute"].items()}
+    table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    figures = {key: one["value"] for key, one in table["compute"].items()}
     lowest, highest, step = figures.pop("clocks_mhz")
-    sources = {key: one["source"] for key, one in found["compute"].items()}
-    return {"name": found["name"], "clocks_mhz": tuple(range(lowest, highest + 1, step)), "sources": sources, **figures}
+    sources = {key: one["source"] for key, one in table["compute"].items()}
+    return {"name": table["name"], "clocks_mhz": tuple(range(lowest, highest + 1, step)), "sources": sources, **figures}
 
 
 @cache
