@@ -33,7 +33,7 @@ def _time(name: str) -> str:
 
 def _listed(expression: str) -> str:
     """One series for each pool, with its full name as the only label: a table's key."""
-    chosen = f"topk({LISTED}, max by ({_POOL}) (perseus_pool_active))"
+    chosen = f"topk({LISTED}, max by ({_POOL}) (rate(perseus_pool_generated_tokens_total[5m])))"
     of_these = f"max by ({_POOL}) ({expression}) and on ({_POOL}) {chosen}"
     return f'max by (servingpool) (label_join({of_these}, "servingpool", "/", "job_namespace", "job_name"))'
 
@@ -177,7 +177,7 @@ def serving() -> str:
     pools = [
         listing(
             "Pools",
-            f"At most {LISTED}, those that run first.",
+            f"The {LISTED} that generate most tokens.",
             "servingpool",
             {
                 "ready": ("bool", _listed("perseus_pool_ready")),
