@@ -93,10 +93,10 @@ class World:
         csv = profile_csv(STAGES, imbalance=1.3)
         cluster.apply(ROOT / "deploy" / "crds")
         flags = ("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
-        self.engines = self._serve(flags)
-        cluster.start_operator(*flags)
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100, agent_arguments=["--gpu-metrics"])
+        self.engines = self._serve(flags)
+        cluster.start_operator(*flags)
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
         problem = build_problem(read_profile(csv, stages=STAGES), schedule, blocking_power_w=A100.blocking_power_w)
         self.training: RunningJob = cluster.start_job(
