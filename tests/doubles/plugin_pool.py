@@ -6,8 +6,6 @@ import io
 import json
 from typing import Any
 
-import pytest
-
 from perseus_core import keys
 from perseus_operator.errors import KubeForbidden, KubeNotFound
 from perseus_operator.objects.values import Json
@@ -114,14 +112,6 @@ class Cluster:
 
     def namespaces(self, label: str) -> dict[str, dict[str, str]]:
         return {name: labels for name, labels in self.labels.items() if label in labels}
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    found = Cluster(pool())
-    monkeypatch.setattr(cli, "KubeReader", lambda *_: found)
-    monkeypatch.setenv("COLUMNS", "100")
-    return found
 
 
 def command(*arguments: str) -> tuple[int, str, str]:

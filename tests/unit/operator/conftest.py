@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 from tests.doubles.plugin_job import Stored, kept_frontier
+from tests.doubles.plugin_pool import Cluster, pool
 
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
@@ -359,3 +360,12 @@ def stored(kept: StoredObject, monkeypatch: pytest.MonkeyPatch) -> Stored:
     monkeypatch.setattr(cli, "KubeReader", lambda *_: cluster)
     monkeypatch.setenv("COLUMNS", "80")
     return cluster
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster of one pool that saves, as ``kubectl perseus`` reads it."""
+    site = Cluster(pool())
+    monkeypatch.setattr(cli, "KubeReader", lambda *_: site)
+    monkeypatch.setenv("COLUMNS", "100")
+    return site
