@@ -23,6 +23,7 @@ VIEWS = {
     "dashboard-gpu": "dashboard-gpu",
     "dashboard-job": "dashboard-job",
     "dashboard-node": "dashboard-node",
+    "dashboard-serving": "dashboard-serving",
     "page": "straggler",
 }
 PROBLEM = ("--schedule", "1F1B", "--stages", "4", "--microbatches", "8", "--blocking-power", "83.64")

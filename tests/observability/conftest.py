@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -110,13 +111,16 @@ class World:
         await_true("savings are measured", lambda: "savings" in self.status())
         await_true("the model is judged", lambda: "calibration" in self.status(), 90)
         await_true("clocks follow the load", lambda: self._of_pool("ClocksApplied"), 240)
+        for pod in self.engines.pods:  # for whose prompts clocks are raised
+            self.engines.signal(pod, signal.SIGUSR1)
 
     def _serve(self, flags: Sequence[str]) -> LiveEngines:
         """Start engines and their pool, which a first operator sees, and of which it leaves savings behind."""
         self.cluster.start_operator(*flags)
         node = self.cluster.add_node("node-serving", 2, MODELS["h100"], driver="h100")
         requests = [Chat(per_second=3.0).requests(1_800.0, seed=replica) for replica in range(2)]
-        engines = start_engines(self.cluster, node, POOL, requests, gpu="h100", model="llama-3.1-8b")
+        burst = Chat(per_second=60.0).requests(1.0, seed=99)
+        engines = start_engines(self.cluster, node, POOL, requests, gpu="h100", model="llama-3.1-8b", burst=burst)
         limits = {"timeToFirstToken": {"limit": "250ms"}, "timePerOutputToken": {"limit": "25ms"}}
         spec = {"objective": limits, "clocks": {"minimumMegahertz": LOWEST_MHZ}, "mode": "Enforce"}
         api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"

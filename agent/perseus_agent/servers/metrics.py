@@ -100,7 +100,7 @@ SERIES: Final = (
     Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
     Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
     Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
-    Series("perseus_node_job_gpus", "gauge", "GPUs that the job's ranks drive or its lease asks for.", _JOB),
+    Series("perseus_node_job_gpus", "gauge", "GPUs that its ranks or engines drive, or its lease asks for.", _JOB),
     Series("perseus_node_job_gpus_under_plan", "gauge", "Those of them that follow a plan or a lease's clock.", _JOB),
     Series("perseus_node_job_gpus_not_controllable", "gauge", "Those of them whose clocks cannot be set.", _JOB),
     Series("perseus_node_job_gpu_power_watts", "gauge", "Power drawn by the job's GPUs.", _JOB),
@@ -186,7 +186,14 @@ class NodeCollector(Collector):
             (gpu.uuid, job) for job, of in of_job.items() for view in of for gpu in view.gpus if gpu.uuid in workers
         }
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
-        wanted = leased | {(rank.gpu_uuid, names[rank.job_uid]) for rank in ranks}
+        served = {
+            (uuid, names[engine.job_uid])
+            for engine in self._node.engines()
+            if engine.job_uid in names
+            for uuid in engine.gpu_uuids
+            if uuid in workers
+        }
+        wanted = leased | served | {(rank.gpu_uuid, names[rank.job_uid]) for rank in ranks}
         gpus: dict[Job, list[GpuWorker]] = {job: [] for job in of_job}
         for uuid, job in wanted:
             gpus[job].append(workers[uuid])

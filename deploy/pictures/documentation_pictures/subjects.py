@@ -22,6 +22,7 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "dashboard-gpu": [f"{_BOARDS}/perseus-gpu.json", _DRAWER],
         "dashboard-job": [f"{_BOARDS}/perseus-job.json", _DRAWER],
         "dashboard-node": [f"{_BOARDS}/perseus-node.json", _DRAWER],
+        "dashboard-serving": [f"{_BOARDS}/perseus-serving.json", _DRAWER],
         "page": ["operator/perseus_operator/servers/web/static"],
     }
 )

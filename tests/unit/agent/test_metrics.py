@@ -15,7 +15,7 @@ from tests.doubles.recording_node import gpu_uuid, wait_for
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.telemetry import TelemetryHub
+from perseus_agent.clocks.telemetry import ServingEngine, TelemetryHub
 from perseus_agent.devices.base import Controllability, EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.node.leases import LeaseRequest, PodName
@@ -25,6 +25,7 @@ from perseus_agent.servers.engine_metrics import ENGINE_SERIES
 from perseus_agent.servers.metrics import GPU_SERIES, SERIES, NodeCollector
 from perseus_core.leases import RestingClock
 from perseus_core.serving import ClockReason
+from perseus_proto.engine_hello import EngineHello
 
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -140,6 +141,21 @@ def test_a_lock_that_nobody_wants_is_counted(bench: Bench) -> None:
     bench.node._lease_clocks.ask_kubelet()
     assert bench.value("perseus_node_gpus_locked") == 1
     assert bench.value("perseus_node_gpus_locked_without_rank") == 0
+
+
+def test_the_gpus_of_an_engine_are_those_of_its_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease names none: engines are served without a plan."""
+    served, idle = bench.node.workers.values()
+    served.governor.applied, served.clock_mhz = 900, 900
+    bench.node.acquire(LeaseRequest("u", "ns/chat", 1, 60.0, [PodName("pod", "ns", "pod")]))
+    assert bench.value("perseus_node_gpus_locked_without_rank") == 1
+    engine = ServingEngine("u", "pod", 7, EngineHello("vllm", "1", "model", ""), (served.uuid,))
+    monkeypatch.setattr(bench.node, "engines", lambda: [engine])
+    assert bench.value("perseus_node_gpus_locked_without_rank") == 0
+    assert bench.value("perseus_node_job_gpus") == 1
+    assert bench.value("perseus_node_job_clock_mean_hertz") == 900e6
+    idle.governor.applied = 900
+    assert bench.value("perseus_node_gpus_locked_without_rank") == 1
 
 
 def test_two_leases_of_one_name_are_one_series(bench: Bench) -> None:
