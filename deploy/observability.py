@@ -100,7 +100,7 @@ def _series(rows: list[Row]) -> int:
     from perseus_core.marks import ClockControl
     from perseus_core.serving import ClockReason
     from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS
-    from perseus_operator.jobs.pool_figures import ENGINES, REASONS, TIMES
+    from perseus_operator.jobs.pools.figures import ENGINES, REASONS, TIMES
     from perseus_solver.serving import Verdict
 
     values = {"quantile": len(QUANTILES), "control": len(ClockControl), "point": MAX_FRONTIER_POINTS}

@@ -18,7 +18,7 @@ from perseus_core.serving import ClockReason
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, FrontierStatus, StatusFigures
 from perseus_operator.jobs.metrics import Metrics
-from perseus_operator.jobs.pool_figures import ENGINES, TIMES, PoolCounts, PoolState, SavedShare
+from perseus_operator.jobs.pools.figures import ENGINES, TIMES, PoolCounts, PoolState, SavedShare
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.quality import CalibrationQuality

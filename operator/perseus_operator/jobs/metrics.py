@@ -1,6 +1,6 @@
 """The operator's Prometheus series.
 
-Series are per PerseusJob or ServingPool (``pool_metrics``), never per rank, node or iteration, so that their number
+Series are per PerseusJob or ServingPool (``pools.metrics``), never per rank, node or iteration, so that their number
 stays small. Names carry base units. The series of a job are removed with the job.
 """
 
@@ -17,7 +17,7 @@ from perseus_core.marks import ClockControl
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
-from perseus_operator.jobs.pool_metrics import PoolMetrics
+from perseus_operator.jobs.pools.metrics import PoolMetrics
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef

@@ -72,6 +72,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.PROFILE_INVALID: "correct the line that the message names; perseus frontier --profile reads the same file",
     Reason.PROFILE_UNREADABLE: "wait some seconds; then look at the operator's log",
     Reason.PROFILING: "wait: the profile is being measured while the job trains",
+    Reason.CONFIRMING_PROFILE: "wait: a stored profile is compared with what the engines do",
     Reason.PROFILING_FAILED: "follow the message; it is tried again when the spec changes",
     Reason.PROFILING_NEEDS_ENFORCE: "set spec.mode: Enforce, or give a profile",
     Reason.SCHEDULE_INVALID: "correct the schedule that the message names",

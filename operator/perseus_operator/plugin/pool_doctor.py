@@ -41,6 +41,7 @@ _PAGE_ADVICE: Final = (
 _PODS: Final = frozenset({Reason.NO_PODS, Reason.SUSPENDED})
 _ENGINES: Final = frozenset({Reason.SIGNALS_SEEN, Reason.NO_SIGNAL, Reason.ENGINE_UNKNOWN, Reason.ENGINES_DIFFER})
 _WAITS: Final = frozenset({
+    *(Reason.CONFIRMING_PROFILE, Reason.MEASURING_BASELINE),
     *(Reason.PROFILING, Reason.APPLYING, Reason.WAITING_FOR_SIGNALS, Reason.WAITING_FOR_PROFILE),
     *(Reason.NOT_MEASURED, Reason.NO_LIMITS),
 })  # fmt: skip
@@ -49,6 +50,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.NO_PODS: "label the pod template perseus.energy/job: POOL, or correct spec.workload",
     Reason.NO_SIGNAL: "wait for the engine to start; if it has, install the client's wheel in its image",
     Reason.PROFILING: "wait: some minutes at each clock",
+    Reason.MEASURING_BASELINE: "wait: spec.objective.maxSlowdown is a share of what requests take at default clocks",
     Reason.PROFILING_FAILED: "follow the message",
     Reason.MODEL_DOES_NOT_EXPLAIN: "nothing: default clocks are kept until model, flags or engine change",
     Reason.GPU_NOT_CONTROLLABLE: "free the GPU of MIG, sharing and other programs that set clocks",

@@ -71,7 +71,9 @@ def at_work(folder: Path, gpus: int) -> Iterator[Bench]:
         bench.lease()
         workers = bench.node.workers.values()
         wait_for(lambda: all(worker.governor.applied == 900 for worker in workers), "the clocks are locked")
-        wait_for(lambda: all(worker.power_mw and worker.meter.total_mj is not None for worker in workers), "read")
+        draws_mw = bench.gpus[0].power_mw()
+        wait_for(lambda: all(worker.power_mw == draws_mw for worker in workers), "their power is read since")
+        wait_for(lambda: all(worker.meter.total_mj is not None for worker in workers), "their energy is read")
         yield bench
     finally:
         bench.node.drain(60)

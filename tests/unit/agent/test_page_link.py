@@ -9,6 +9,7 @@ import pytest
 
 from perseus_agent.node.pages import PageLink
 from perseus_agent.node.processes import Session
+from perseus_agent.serving.totals import EngineTotals
 from perseus_core.serving import PageAddress
 from perseus_proto import reader_link as link
 
@@ -20,6 +21,7 @@ class Node:
 
     def __init__(self) -> None:
         self.page_faults: dict[str, str] = {}
+        self.engine_totals = EngineTotals()
         self.admitted: list[Session] = []
         self.left: list[Session] = []
         self.admit, self.leave = self.admitted.append, self.left.append

@@ -155,5 +155,5 @@ def test_another_run_reports_nothing_of_the_one_before(make_job: Any) -> None:
 
 def test_every_condition_type_is_reported(make_job: Any) -> None:
     job = make_job()
-    of_pools = {"SignalsReady", "ClocksApplied", "ObjectiveKept"}
+    of_pools = {"SignalsReady", "ClocksApplied", "ObjectiveKept", "ForeignControl"}
     assert set(said(job)) == {kind.value for kind in ConditionType} - of_pools

@@ -141,7 +141,7 @@ def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
         *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "NoStraggler"),
         *("StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
         *("Running", "NotSuspended", "NotFinished", "ClockInForce"),
-        *("SignalsSeen", "ProfileFitted", "TableInForce", "ObjectiveKept"),
+        *("SignalsSeen", "ProfileFitted", "TableInForce", "ObjectiveKept", "NoForeignControl"),
     }
     events = {
         "StragglerRecovered",

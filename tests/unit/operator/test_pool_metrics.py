@@ -13,7 +13,7 @@ from perseus_core.serving import TIME_EDGES_US, ServingLimits
 from perseus_operator.families.serving.features.comparison.switchback import Saved
 from perseus_operator.families.serving.status.series import counts_of
 from perseus_operator.jobs.metrics import Metrics
-from perseus_operator.jobs.pool_figures import OTHER, REASONS
+from perseus_operator.jobs.pools.figures import OTHER, REASONS
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.values import JobRef
 

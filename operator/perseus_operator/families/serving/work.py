@@ -10,7 +10,7 @@ import logging
 from perseus_core.serving import ClockTable
 from perseus_operator.families.serving.features.model.state import KV_CAPACITY, NO_LIMIT_S, FitWork
 from perseus_operator.families.serving.pool import ServingPool
-from perseus_operator.jobs.pool_figures import FAILED
+from perseus_operator.jobs.pools.figures import FAILED
 from perseus_operator.jobs.services import Services
 from perseus_solver.errors import SolverError
 from perseus_solver.serving import Ceiling, FitResult, TableRequest, Verdict, ceilings, clock_table, fit

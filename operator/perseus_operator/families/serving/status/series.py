@@ -6,7 +6,7 @@ from perseus_core.serving import ServingLimits
 from perseus_operator.families.serving.decide import ServingDecision
 from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, Block, kept
 from perseus_operator.families.serving.pool import ServingPool
-from perseus_operator.jobs.pool_figures import (
+from perseus_operator.jobs.pools.figures import (
     DIFFERENT,
     FIRST_TOKEN,
     OUTPUT_TOKEN,

@@ -13,7 +13,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge
 
 from perseus_core.units import hz_from_mhz, j_from_mj, s_from_us
-from perseus_operator.jobs.pool_figures import ENGINES, OTHER, REASONS, TIMES, PoolCounts, PoolState
+from perseus_operator.jobs.pools.figures import ENGINES, OTHER, REASONS, TIMES, PoolCounts, PoolState
 from perseus_operator.objects.values import JobRef
 
 _POOL: Final = ("job_namespace", "job_name")

@@ -1,0 +1,1 @@
+"""What is counted of ServingPools: figures that the family gives, and the series that show them."""
