@@ -119,7 +119,7 @@ class World:
         self.cluster.start_operator(*flags)
         node = self.cluster.add_node("node-serving", 2, MODELS["h100"], driver="h100")
         requests = [Chat(per_second=3.0).requests(1_800.0, seed=replica) for replica in range(2)]
-        burst = Chat(per_second=15.0).requests(1.0, seed=99)
+        burst = Chat(per_second=60.0).requests(1.0, seed=99)
         engines = start_engines(self.cluster, node, POOL, requests, gpu="h100", model="llama-3.1-8b", burst=burst)
         limits = {"timeToFirstToken": {"limit": "250ms"}, "timePerOutputToken": {"limit": "25ms"}}
         spec = {"objective": limits, "clocks": {"minimumMegahertz": LOWEST_MHZ}, "mode": "Enforce"}
