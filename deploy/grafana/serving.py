@@ -92,7 +92,7 @@ def serving() -> str:
         line(
             "Boost",
             "s",
-            "From an engine's word that prompts wait to the raised clock in effect: the slowest node of the pool.",
+            "From an engine's word that it has more to do to the raised clock in effect: the slowest node of the pool.",
             *(
                 (f'max(perseus_agent_boost_seconds{{quantile="{quantile}"}} {_ITS_NODES})', word)
                 for quantile, word in (("0.99", "p99"), ("0.5", "median"))

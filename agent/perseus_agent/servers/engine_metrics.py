@@ -33,12 +33,15 @@ ENGINE_SERIES: Final = (
         _NODE,
     ),
     Series(
-        "perseus_agent_boosts_total", "counter", "Clocks raised for waiting prompts, on all GPUs of an engine.", _NODE
+        "perseus_agent_boosts_total",
+        "counter",
+        "Clocks raised for prompts that wait or requests beyond the table, on all GPUs of an engine.",
+        _NODE,
     ),
     Series(
         "perseus_agent_boost_seconds",
         "gauge",
-        "From an engine's word that prompts wait to the raised clock in effect, p50 and p99 of the latest boosts.",
+        "From an engine's word to the raised clock in effect, p50 and p99 of the latest boosts.",
         (*_NODE, "quantile"),
     ),
     Series(

@@ -31,6 +31,8 @@ from perseus_proto.engine_channel import NOTHING_YET, EngineReader
 _MOST_CUTS: Final = 8
 """Windows that wait for their energy: the oldest of more goes without it."""
 _UNORDERED: Final = EngineOrders(ServingLimits(None, None))
+_FOR_LOAD: Final = (ClockReason.BOOST, ClockReason.BEYOND_TABLE)
+"""Prompts wait, or so many requests run that the table has no clock for them."""
 
 
 class EngineInstance:
@@ -136,9 +138,9 @@ class EngineInstance:
                 self._publish_cut(self._cuts.pop(0))
 
     def _time_boost(self, before: Choice, resting_mhz: int, now_us: int) -> None:
-        """Time the change to the clock that was just chosen, if it is raised for prompts that wait."""
+        """Time the change to the clock that was just chosen, if it is raised for what the engine has to do."""
         self._boost.replaced()
-        if self._choice.reason is ClockReason.BOOST and is_above(self._choice.clock_mhz, before.clock_mhz):
+        if self._choice.reason in _FOR_LOAD and is_above(self._choice.clock_mhz, before.clock_mhz):
             # What the engine said earlier was seen at the look before, whatever time it claims.
             since_us = max(self._decided_us, min(self._samples.reading.counts.time_us, now_us))
             self._boost.began(self.engine.gpu_uuids, self._choice.clock_mhz or resting_mhz, since_us)
