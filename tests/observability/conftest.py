@@ -266,9 +266,10 @@ class Browser:
         self.driver.get(f"{self.base}/#{fragment}")
 
     def text(self, selector: str) -> str:
+        """The text of the first that is there; empty: none is yet."""
         while True:
             with contextlib.suppress(StaleElementReferenceException):  # the page has drawn it anew in between
-                return self.driver.find_element(By.CSS_SELECTOR, selector).text
+                return next((found.text for found in self.driver.find_elements(By.CSS_SELECTOR, selector)), "")
 
     def count(self, selector: str) -> int:
         return len(self.driver.find_elements(By.CSS_SELECTOR, selector))

@@ -35,14 +35,14 @@ def slow_pipeline(world: World) -> Iterator[None]:
 
 def test_the_list_leads_to_the_job(browser: Browser) -> None:
     browser.open()
-    await_true("the list is drawn", lambda: browser.count("#jobs tbody tr") == 1)
+    await_true("the list is drawn", lambda: browser.count("#training tbody tr") == 1)
     # Plans are made again once clock changes are measured, and the job is not ready then.
     ready = f"{NAMESPACE}/{JOB} yes MinEnergy"
-    await_true("the job is ready", lambda: ready in browser.text("#jobs tbody tr"))
-    row = browser.text("#jobs tbody tr")
+    await_true("the job is ready", lambda: ready in browser.text("#training tbody tr"))
+    row = browser.text("#training tbody tr")
     assert "%" in row
     browser.picture("jobs")
-    browser.driver.find_element(By.CSS_SELECTOR, "#jobs tbody a").click()
+    browser.driver.find_element(By.CSS_SELECTOR, "#training tbody a").click()
     await_true("the job is drawn", lambda: browser.count("#pipeline .instruction") > 0)
     assert browser.text("#where") == f"{NAMESPACE}/{JOB}"
 
@@ -65,8 +65,9 @@ def test_the_slider_says_what_a_deadline_costs_and_saves(browser: Browser, world
         )
         figures = browser.text("#answer").splitlines()
         seen[key] = dict(zip(figures[::2], figures[1::2], strict=True))
-        colours = {box.get_attribute("fill") for box in browser.driver.find_elements(By.CSS_SELECTOR, ".instruction")}
-        shades[key] = colours
+        # At once: the page may draw them anew in between.
+        drawn = "return [...document.querySelectorAll('.instruction')].map((box) => box.getAttribute('fill'))"
+        shades[key] = set(browser.driver.execute_script(drawn))
         browser.picture("fastest" if key == Keys.HOME else "slowest")
     assert len(shades[Keys.HOME]) > 1, "slack is filled even where nothing may be slower"
     assert shades[Keys.HOME] != shades[Keys.END]
