@@ -165,7 +165,7 @@ def test_a_gpu_that_is_lost_is_not_used_and_reported(rig: Rig, monkeypatch: pyte
         raise DeviceLost("fell off the bus")
 
     monkeypatch.setattr(rig.gpu, "sm_clock_mhz", lost)
-    wait_for(lambda: rig.told(GpuNoticeKind.LOST) == [True], "it is told")
+    wait_for(lambda: rig.told(GpuNoticeKind.LOST) == [True], "the notice is sent")
     before = list(rig.written)
     for iteration in range(2):
         rig.rank.step_begin(iteration, rig.now_us)
