@@ -153,22 +153,23 @@ class Observer:
             until: the first iteration that does not count any more; None: none yet.
 
         Returns:
-            The measurement; None: too few iterations count.
+            The measurement; None: too few iterations count, or they scatter too much to say anything.
         """
+
+        def precise(numbers: Sequence[int]) -> bool:
+            found = self._medians(numbers)
+            return max(found.time_s.relative_margin, found.energy_j.relative_margin) <= ACCURACY
 
         def enough() -> list[int] | None:
             ended, complete = until(), self.complete()
             chosen = [i for i in complete if i > after and (ended is None or i < ended)][:MOST]
+            usable = len(chosen) == MOST or (len(chosen) >= FEWEST and precise(chosen))
             if ended is not None and complete and complete[-1] >= ended:
-                return chosen
-            if len(chosen) < FEWEST:
-                return None
-            found = self._medians(chosen)
-            precise = max(found.time_s.relative_margin, found.energy_j.relative_margin) <= ACCURACY
-            return chosen if precise or len(chosen) == MOST else None
+                return chosen if usable else []
+            return chosen if usable else None
 
         chosen = self.wait(enough, f"iterations of {what}")
-        return self._medians(chosen) if len(chosen) >= FEWEST else None
+        return self._medians(chosen) if chosen else None
 
     def measure_plan(
         self, status: dict[str, Any], what: str, say: Callable[[str], None]
