@@ -97,7 +97,7 @@ example: setup $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, p
 	@$(BIN)/python examples/simulate.py --python $(FRAMEWORKS)/bin/python --output out $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 binaries: ## Build all that make e2e, chart-test, cluster and e2e-cluster need beside images, once (needs Go)
-	@$(PYTHON) deploy/control-plane/build.py $(CLUSTER) helm registry prometheus $(WORKLOADS)
+	@$(PYTHON) deploy/control-plane/build.py $(CLUSTER) registry prometheus $(WORKLOADS)
 
 control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
 	@$(PYTHON) deploy/control-plane/build.py

@@ -216,7 +216,7 @@ def build(names: Sequence[str], into: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
         for abandoned in cache.glob("building-*"):  # of a run that was killed: this one holds the lock
             shutil.rmtree(abandoned)
-        missing = [name for name in names if not (into / name).exists()]
+        missing = [name for name in dict.fromkeys(names) if not (into / name).exists()]
         for number, name in enumerate(missing, 1):
             binary, step, started = BINARIES[name], f"{number} of {len(missing)}", time.monotonic()
             built = cache / f"{binary.module}-{_key(binary.module)}" / name
