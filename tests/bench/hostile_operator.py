@@ -44,6 +44,8 @@ Result = dict[str, Any]
 
 MESSAGE_BYTES = 64 << 20
 PODS = 1_000
+STAGES = 256
+"""Of a job whose calibration a compromised worker makes up: the most that there may be."""
 JOBS = 600
 ANNOTATION_BYTES = 250_000
 REPORTS_A_SECOND = 4
@@ -119,9 +121,8 @@ async def _telemetry(batch: bytes) -> None:
         return
 
 
-async def _calibration() -> None:
+async def _calibration(inputs: SolveRequest) -> None:
     """What a compromised worker answers at most: JSON of nothing but brackets, or of a million numbers."""
-    inputs = SolveRequest("", "1f1b", 1_000, 64, None, 1, 100)
     one = np.ones((1, 1))
     asked = CalibrateRequest(inputs, np.zeros(1, dtype=np.int32), one, one[0], one)
     size = most_calibration_bytes(inputs)
@@ -187,11 +188,12 @@ def loop_block_ms() -> Result:
     huge = agent_pb2.TelemetryBatch(
         events=[agent_pb2.TelemetryEvent(gpu=agent_pb2.GpuEvent(message="x" * (MESSAGE_BYTES - 100)))]
     ).SerializeToString()
+    inputs = SolveRequest(profile_csv(STAGES), "1f1b", STAGES, 64, None, 1, 100)
     attacks: dict[str, Callable[[], Awaitable[None]]] = {
         "long reports": lambda: _telemetry(reports),
         "empty events": lambda: _telemetry(tiny),
         "a huge event": lambda: _telemetry(huge),
-        "a calibration": _calibration,
+        "a calibration": lambda: _calibration(inputs),
         "refused pods": _pods,
         "full jobs": _jobs,
     }
