@@ -114,10 +114,7 @@ def test_the_clock_outlives_an_agent_but_not_its_lease(cluster: SimulatedCluster
     system.apply(900)
     system.run_pod("train-0", 0)
     system.until_locked(900, 900, 0, 0)
-    agent = system.nodes[0].agent
-    assert agent is not None
-    os.kill(agent.pid, signal.SIGKILL)
-    agent.popen.wait()
+    cluster.kill_agent(system.nodes[0])
     cluster.start_agent(system.nodes[0])
     system.until_locked(900, 900, 0, 0)
     eventually(lambda: system.condition("PlanApplied")[0] == "ClockInForce", "the new agent has not been asked")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,15 +141,24 @@ def test_a_killed_agent_delays_no_training_and_its_successor_restores_the_clocks
     operator.push(plans)
     operator.select(plans, len(frontier.time_s) - 1)
     eventually(lambda: all(gpu.locked_mhz for gpu in job.gpus[0]))
-    assert node.agent is not None
-    os.kill(node.agent.pid, signal.SIGKILL)
-    node.agent.popen.wait()
+    cluster.kill_agent(node)
     begun = job.training.iteration
     assert after(job, begun, 3)
     cluster.start_agent(node)
     eventually(lambda: not any(gpu.locked_mhz for gpu in job.gpus[0]))
     cluster.stop_job(job)
     assert job.training.failure is None
+
+
+def test_an_agent_that_ends_is_started_again_at_its_address(cluster: SimulatedCluster) -> None:
+    node = cluster.add_node("node-0", 1, A100, agent_arguments=["--gpu-metrics"])
+    first, address = node.agent, node.grpc_address
+    assert first is not None
+    first.signal(signal.SIGKILL)  # as by its keeper, on a machine that stalls
+    eventually(lambda: node.agent is not first)
+    assert node.agent is not None
+    assert (node.agent.running, node.grpc_address) == (True, address)
+    assert "--gpu-metrics" in node.agent_arguments
 
 
 def test_manifests_are_applied_to_the_api_server(cluster: SimulatedCluster, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,12 +30,15 @@ from perseus_core.units import mw_from_w
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs
+from perseus_sim.cluster.restarts import Restarts
 from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Child, Processes
 from perseus_sim.training.job import RankSpec, TrainingJob, TrainingSpec
 from perseus_solver.model.problem import Problem
+
+log = logging.getLogger(__name__)
 
 SYSTEM_NAMESPACE = "perseus-system"
 _AGENT_FLAGS = ("--min-switch-interval-us", "200", "--sample-interval-ms", "10", "--watch-interval-ms", "100")
@@ -50,6 +55,7 @@ class SimulatedNode:
     gpus: list[SharedGpu]
     kubelet: KubeletDouble
     agent: Child | None = None
+    agent_arguments: Sequence[str] = ()
     agent_pod: str = ""
     grpc_address: str = "127.0.0.1:0"
     metrics_address: str = "127.0.0.1:0"
@@ -97,14 +103,18 @@ class SimulatedCluster:
         self.jobs: list[RunningJob] = []
         self.operator: Child | None = None
         self.processes = Processes(self.folder / "logs")
+        self._restarts = Restarts(self._start_agents_again)
         self._start_server = server
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
             self.server = undo.enter_context(self._start_server(self.folder / "api"))
+            undo.callback(self._restarts.join)  # what its thread has started ends with it
             undo.enter_context(self.processes)
             undo.callback(self._stop_kubelets)
+            self._restarts.start()
+            undo.callback(self._restarts.stop)
             # As in production: agent and operator trust one authority, and each other's names.
             write_pairs(self.tls, Authority("perseus-sim"), ("perseus-agent", "perseus-operator"))
             connect: Any = config.new_client_from_config
@@ -244,14 +254,16 @@ class SimulatedCluster:
         ]
 
     def start_agent(self, node: SimulatedNode, *arguments: str) -> Child:
-        """Start a node's agent, and show its pod in the API; again after it has ended, at the same address."""
+        """Start a node's agent, and show its pod in the API; again after ``kill_agent``, at the same address."""
+        node.agent_arguments = arguments
         ready = node.folder / "agent.ready"
         ready.unlink(missing_ok=True)
-        node.agent = self.processes.start(
+        agent = self.processes.start(
             f"agent-{node.name}",
             [*self._agent_command(node), "--ready-file", str(ready), *_AGENT_FLAGS, *arguments],
         )
-        node.agent.wait_until(ready.exists)
+        agent.wait_until(ready.exists)
+        node.agent = agent
         addresses = json.loads(ready.read_text())
         node.grpc_address, node.metrics_address = addresses["grpc"], addresses["metrics"]
         if not node.agent_pod:
@@ -264,7 +276,24 @@ class SimulatedCluster:
                 {keys.LABEL_COMPONENT: keys.COMPONENT_AGENT},
                 [{"name": keys.AGENT_GRPC_PORT_NAME, "containerPort": port}],
             )
-        return node.agent
+        return agent
+
+    def kill_agent(self, node: SimulatedNode) -> None:
+        """End a node's agent with SIGKILL. It stays away until ``start_agent``; one that ends otherwise is started
+        again, as a kubelet does.
+        """
+        with self._restarts.paused:
+            agent, node.agent = node.agent, None
+        if agent is not None:
+            agent.signal(signal.SIGKILL)
+            agent.popen.wait()
+
+    def _start_agents_again(self) -> None:
+        for node in list(self.nodes.values()):
+            if node.agent is not None and not node.agent.running:
+                code = node.agent.popen.returncode
+                log.warning("%s ended with code %s, and starts again:\n%s", node.agent.name, code, node.agent.tail(5))
+                self.start_agent(node, *node.agent_arguments)
 
     def _stop_kubelets(self) -> None:
         for node in self.nodes.values():
