@@ -93,20 +93,6 @@ class SwitchLatency:
         return replace(self, p50_us=within_us, p99_us=min(max(within_us, round(p99_us)), MAX_LATENCY_US))
 
 
-def quantiles_to_json(p50_us: int, p99_us: int) -> dict[str, float]:
-    """Median and 99th percentile as a description of hardware has them: in seconds.
-
-    >>> quantiles_to_json(5_400, 14_000)
-    {'p50': 0.0054, 'p99': 0.014}
-    """
-    return {"p50": s_from_us(p50_us), "p99": s_from_us(p99_us)}
-
-
-def quantiles_from_json(quantiles: Mapping[str, float]) -> tuple[int, int]:
-    """What `quantiles_to_json` made, in whole microseconds. What users write is checked before."""
-    return us_from_s(quantiles["p50"]), us_from_s(quantiles["p99"])
-
-
 ENOUGH_OF_CLOCK: Final = 8
 """Changes to a clock from which on it has a latency of its own: its median is then known to a third of a deviation."""
 _LEAST_OWN: Final = 0.25

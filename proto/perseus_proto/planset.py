@@ -186,6 +186,14 @@ def decode_plan_set(message: agent_pb2.PlanSet) -> PlanSet:
     return PlanSet(message.plan_id, {schedule.stage: schedule for schedule in schedules}, points, palette, rows)
 
 
+def encode_changes(changes: Mapping[int, SwitchLatency]) -> list[agent_pb2.ClockChange]:
+    """How long changes take under which plans were rehearsed, by the clock that is changed to, MHz."""
+    return [
+        agent_pb2.ClockChange(clock_mhz=mhz, p50_us=one.p50_us, p99_us=one.p99_us)
+        for mhz, one in sorted(changes.items())
+    ]
+
+
 def decode_changes(messages: Sequence[agent_pb2.ClockChange]) -> dict[int, SwitchLatency]:
     """Validate how long changes take under which plans were rehearsed: all of it, or nothing.
 

@@ -26,9 +26,8 @@ from perseus_core.clock_latency import ClockLatency, Transition
 from perseus_core.grain import Grain
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import us_from_s
-from perseus_operator.families.training.features.hardware.hardware import Hardware as OperatorHardware
-from perseus_operator.families.training.features.hardware.hardware import LatencyBasis, next_hardware
-from perseus_operator.nodes.latencies import clock_times, measured_latency
+from perseus_operator.families.training.features.hardware.hardware import JobHardware, LatencyBasis, next_hardware
+from perseus_operator.nodes.latencies import latency_by_clock, measured_latency
 from perseus_operator.solving.rehearsed import CONFIDENCE
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import Switches
@@ -174,17 +173,11 @@ def swept(gpu: str) -> Mapping[int, SwitchLatency]:
         node.append(ClockLatency(p50_us, p99_us, call_us, lock, changes=len(clocks), transitions=found))
     measured = measured_latency(model.name, node)
     assert measured is not None
-    known = OperatorHardware(
-        model.name,
-        measured.p50_us,
-        measured.p99_us,
-        call_us,
-        basis=LatencyBasis.MEASURED,
-        clocks=clock_times(measured, node),
-    )
-    adopted = next_hardware(None, known)
+    overall = SwitchLatency(measured.p50_us, measured.p99_us, call_us, lock)
+    swept = JobHardware(model.name, overall, basis=LatencyBasis.MEASURED, clocks=latency_by_clock(measured, node))
+    adopted = next_hardware(None, swept)
     assert adopted is not None
-    return Hardware.from_json(adopted.to_json()).clocks
+    return adopted.clocks
 
 
 def hardware_of(cell: Cell) -> Hardware:

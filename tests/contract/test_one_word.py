@@ -21,8 +21,6 @@ CLASS = re.compile(r"^class (?P<name>[A-Za-z]\w*)(?P<bases>.*?):\n(?P<body>(?:  
 MEMBER = re.compile(r"^    ([A-Z]\w*) = ", re.MULTILINE)
 
 EXCEPTIONS: dict[str, str] = {
-    # Copies, to be merged into core.
-    "Hardware": "the operator learns and stores it, the solver rehearses under it: one JSON, two types",
     # An edge's own form of an object that another room owns.
     "AgentError": "at both ends of the wire: the agent's own errors, and the operator's of calls to it",
     "InvalidProfile": "the solver's names a row, the operator's becomes a condition of the PerseusJob",

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from tests.doubles.job_hardware import job_hardware
 from tests.unit.operator.conftest import Job
 
 from perseus_operator.families.training.features.bound.guard import Hold
 from perseus_operator.families.training.features.frontier.inputs import inputs_digest
-from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
@@ -140,7 +140,7 @@ def profile_csv(clocks_mhz: Sequence[int]) -> str:
 def solve(noise: float) -> SolvedFrontier:
     """The frontier of a step, rehearsed for instructions that scatter this much."""
     clocks_mhz = [clock for clock in reversed(GPU.clocks_mhz) if clock >= GPU.lowest_profiled_mhz]
-    hardware = Hardware(GPU.name, 15_000, 30_000, 5_000, noise_ppm=round(1e6 * noise))
+    hardware = job_hardware(GPU.name, 15_000, 30_000, 5_000, noise=noise)
     request = SolveRequest(
         profile_csv(clocks_mhz),
         "Steps",

@@ -40,7 +40,7 @@ def test_the_replica_that_was_replaced_commands_nothing_whatever_happens(tmp_pat
                 return [
                     first.acquire(address, **lease, epoch=1, ttl_s=60.0, clock_mhz=900),
                     first.renew(address, **job, epoch=1, ttl_s=60.0),
-                    first.push(address, **job, epoch=1, plan_set=PLANS),
+                    first.push(address, **job, epoch=1, plan_set=PLANS, changes={}),
                     first.select(address, **job, epoch=1, plan_id=PLANS.plan_id, points=[(0, 0)], from_iteration=0),
                     first.release(address, **job, epoch=1),
                 ]

@@ -17,7 +17,7 @@ from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import is_valid_report
 from perseus_operator.families.training.features.profile.drift import Drift
 from perseus_operator.nodes.iterations import History, Report
-from perseus_operator.nodes.latencies import clock_times, measured_latency
+from perseus_operator.nodes.latencies import latency_by_clock, measured_latency
 from perseus_operator.solving.calibration import FrontierTimes
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import solve_frontier
@@ -110,5 +110,5 @@ def test_latencies_are_within_their_bounds_whatever_agents_say_of_their_clock_ch
     together = measured_latency("NVIDIA A100-SXM4-80GB", known)
     for latency in known if together is None else [*known, together]:
         assert 0 < latency.p50_us <= latency.p99_us <= MAX_LATENCY_US
-        for clock in clock_times(latency, known):
+        for clock in latency_by_clock(latency, known).values():
             assert 0 < clock.p50_us <= clock.p99_us <= MAX_LATENCY_US

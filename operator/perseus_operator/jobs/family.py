@@ -8,11 +8,12 @@ further one is a class that implements it, and an entry in ``families.registry``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from perseus_core.latency import SwitchLatency
 from perseus_operator.budgets.member import Member
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.job import Job
@@ -23,7 +24,6 @@ from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import Push
 from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.iterations import Report
-from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
@@ -51,7 +51,7 @@ class Plans:
     """Plans for an agent, and how long its GPUs take to change to their clocks."""
 
     plan_set: agent_pb2.PlanSet
-    changes: Sequence[ClockTimes]
+    changes: Mapping[int, SwitchLatency]
 
 
 class PlanSource(Protocol):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from statistics import median
 from typing import Final
 
 from perseus_core.clock_latency import MAX_CLOCKS, ClockLatency, ClockMedian, Transition, weighted_median
-from perseus_core.latency import ENOUGH_OF_CLOCK, by_clock, published_latency
+from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency, by_clock, published_latency
 
 ENOUGH_CHANGES: Final = 32
 """Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
@@ -30,15 +30,6 @@ _MOST_GPUS: Final = 1_024
 """GPUs whose changes count by clock; of more every n-th. They say it well enough, and all would take a second."""
 
 
-@dataclass(frozen=True)
-class ClockTimes:
-    """How long changes to one clock take: from the begin of the driver's call to the clock in effect."""
-
-    mhz: int
-    p50_us: int
-    p99_us: int
-
-
 def measured_latency(model: str, latencies: list[ClockLatency]) -> ClockLatency | None:
     """What GPUs of a model measured; None: still too few. Until the tail is known, the published one counts as well:
     plans that trusted the longest of some dozen changes would be made again as soon as a longer one came.
@@ -49,7 +40,7 @@ def measured_latency(model: str, latencies: list[ClockLatency]) -> ClockLatency 
     return replace(found, p99_us=max(found.p99_us, published_latency(model).p99_us))
 
 
-def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tuple[ClockTimes, ...]:
+def latency_by_clock(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> dict[int, SwitchLatency]:
     """Estimate how long changes take by the clock that is changed to.
 
     Args:
@@ -57,22 +48,22 @@ def clock_times(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> tup
         latencies: of each GPU, with its transitions.
 
     Returns:
-        Of the clocks that were changed to often enough, ascending by clock, at most `MAX_CLOCKS`; see
+        Of the clocks that were changed to often enough, ascending by clock, MHz, at most `MAX_CLOCKS`; see
         `perseus_core.latency.by_clock`.
     """
-    known, of_clock = list(latencies), dict[int, list[ClockMedian]]()
-    known = known[:: 1 + len(known) // _MOST_GPUS]
-    for one in known:
-        for of_gpu in one.medians:
+    gpus, of_clock = list(latencies), dict[int, list[ClockMedian]]()
+    gpus = gpus[:: 1 + len(gpus) // _MOST_GPUS]
+    for gpu in gpus:
+        for of_gpu in gpu.medians:
             of_clock.setdefault(of_gpu.mhz, []).append(of_gpu)
-    measured = {mhz: (sum(one.changes for one in of), _median_us(of)) for mhz, of in of_clock.items()}
+    measured = {mhz: (sum(one.changes for one in of_gpus), _median_us(of_gpus)) for mhz, of_gpus in of_clock.items()}
     frequent = sorted(measured, key=lambda mhz: (-measured[mhz][0], mhz))[:MAX_CLOCKS]
     # How much changes scatter is that of the usual GPU: of many, the longest change of all is an outlier.
-    scatter = [one.p99_us / one.p50_us for one in known if one.changes >= ENOUGH_CHANGES]
+    scatter = [gpu.p99_us / gpu.p50_us for gpu in gpus if gpu.changes >= ENOUGH_CHANGES]
     factor = median(scatter) if scatter else latency.p99_us / latency.p50_us
     overall = replace(latency, p99_us=round(factor * latency.p50_us))
-    found = by_clock(overall, {mhz: measured[mhz] for mhz in frequent}, _own_sigma(of_clock.values()))
-    return tuple(ClockTimes(mhz, one.p50_us, one.p99_us) for mhz, one in sorted(found.items()))
+    by_frequency = by_clock(overall, {mhz: measured[mhz] for mhz in frequent}, _own_sigma(of_clock.values()))
+    return dict(sorted(by_frequency.items()))
 
 
 def _own_sigma(of_clocks: Iterable[list[ClockMedian]]) -> float | None:

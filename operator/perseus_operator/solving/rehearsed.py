@@ -15,7 +15,7 @@ from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
-from perseus_solver.rehearsal.hardware import Hardware
+from perseus_solver.rehearsal.hardware import hardware_from_json
 from perseus_solver.rehearsal.outcome import rehearse_fastest
 
 CONFIDENCE: Final = 0.95
@@ -35,7 +35,7 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
     Raises:
         SolverError: the hardware cannot be used, or there is no plan.
     """
-    hardware = Hardware.from_json(request.hardware)
+    hardware = hardware_from_json(request.hardware)
     no_slower_s = float(rehearse_fastest(problem, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + request.no_slowdown)
     frontier = deployable_frontier(
         Planner(problem), hardware, points=request.points, confidence=CONFIDENCE, times_s=[no_slower_s]

@@ -135,14 +135,14 @@ def _rehearsed_s(frontier: Frontier, problem: Problem, hardware: str) -> tuple[f
     from perseus_operator.solving.rehearsed import CONFIDENCE
     from perseus_solver.comparison.baselines import all_maximum
     from perseus_solver.model.result import InvalidFrontier
-    from perseus_solver.rehearsal.hardware import Hardware
+    from perseus_solver.rehearsal.hardware import hardware_from_json
     from perseus_solver.rehearsal.outcome import rehearse
 
     if frontier.rehearsed is None or frontier.rehearsed.confidence != CONFIDENCE:
         raise InvalidFrontier(f"frontier: its times are not those kept with a confidence of {CONFIDENCE}")
     highest = problem.frequencies_of(all_maximum(problem)[None])
     both = np.concatenate([frontier.frequencies_mhz[:1], highest])
-    first_s, fastest_s = rehearse(problem, both, Hardware.from_json(hardware)).time_kept_s(CONFIDENCE).tolist()
+    first_s, fastest_s = rehearse(problem, both, hardware_from_json(hardware)).time_kept_s(CONFIDENCE).tolist()
     return first_s, fastest_s
 
 

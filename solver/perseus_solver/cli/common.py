@@ -200,11 +200,12 @@ def read_hardware(path: Path) -> Hardware:
     Raises:
         InvalidHardware: the file cannot be read or used.
     """
-    from perseus_solver.rehearsal.hardware import MAX_BYTES, Hardware, InvalidHardware
+    from perseus_core.hardware import MAX_BYTES
+    from perseus_solver.rehearsal.hardware import InvalidHardware, hardware_from_json
 
     text = read_file("hardware", path, MAX_BYTES, InvalidHardware)
     try:
-        return Hardware.from_json(text)
+        return hardware_from_json(text)
     except InvalidHardware as error:
         raise InvalidHardware(f"hardware {path}: {error}") from None
 

@@ -144,11 +144,11 @@ def _rehearsed(options: argparse.Namespace, planner: Planner, hardware: Hardware
 
 def _hardware(options: argparse.Namespace) -> Hardware | None:
     """Return what plans are rehearsed on; None: nothing is said about it."""
-    from perseus_solver.rehearsal.hardware import Hardware
+    from perseus_solver.rehearsal.hardware import published_hardware
 
     if options.hardware is not None:
         return common.read_hardware(options.hardware)
-    return None if options.gpu is None else Hardware.published(options.gpu)
+    return None if options.gpu is None else published_hardware(options.gpu)
 
 
 def _limits(hardware: Hardware | None) -> list[str]:

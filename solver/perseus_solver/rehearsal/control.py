@@ -17,17 +17,23 @@ The loops are compiled (``compiled/control.c``).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.hardware import Hardware
 from perseus_solver.compiled import at, library
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.rehearsal.requests import Requests, Start
 
+_SURE: Final = 1.15
+"""How many times as long as for the calls a clock must be wanted to be in a plan. Agents measure calls, and one whose
+calls are a little slower would leave out what was rehearsed.
+"""
 NO_CLOCK = -1
 """Of an instruction that sets no clock."""
 
@@ -45,6 +51,23 @@ class Leads(NamedTuple):
     lower_s: Floats
     worth_s: float
     turn_s: float
+
+    @classmethod
+    def of(cls, hardware: Hardware, clocks_mhz: Sequence[int], *, error: float = 0.0) -> Leads:
+        """Return how early agents ask on some hardware.
+
+        Args:
+            hardware: that they measure.
+            clocks_mhz: that plans have.
+            error: relative standard deviation of the time by which marks are wrong.
+        """
+        latencies, call_s = [hardware.latency_of(mhz) for mhz in clocks_mhz], hardware.latency.call_s
+        # The last GPU of a lock waits for all others; calls scatter as changes do.
+        longest_wait_s = (hardware.gpus_per_lock - 1) * call_s * math.exp(hardware.latency.sigma**2 / 2)
+        ahead_s = np.array([latency.p50_s + longest_wait_s / 2 for latency in latencies])
+        deviation_s = np.array([latency.deviation_s + longest_wait_s / 2 for latency in latencies]) + error * ahead_s
+        turn_s = _SURE * (call_s + longest_wait_s)
+        return cls(ahead_s + deviation_s, ahead_s - deviation_s, _SURE * call_s + turn_s, turn_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perseus_core.grain import Grain
+from perseus_core.hardware import Hardware
 from perseus_core.marks import MarkSource
 from perseus_solver.certify import Bound, deadline_bound, iteration_bound
 from perseus_solver.errors import InvalidProblem
@@ -25,7 +26,6 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Point, Rehearsed, status_of
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
-from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, plans_as_asked, rehearse
 from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.switching import clock_changes, reduce_clock_changes

@@ -1,260 +1,41 @@
-"""What a plan meets on real GPUs: how long clock changes take, who marks instructions, and how much durations scatter.
-
-The JSON format is that of ``perseus plan --hardware``. It comes from users, so it is checked here once, by name.
-"""
+"""Descriptions of hardware that users give, refused as the solver refuses all its input."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from perseus_core.clock_latency import MAX_CLOCKS
-from perseus_core.instruction import InstructionKind
-from perseus_core.latency import MAX_LATENCY_US, SwitchLatency, published_latency, quantiles_from_json
-from perseus_core.marks import BEST_MARKS_FIRST, MarkSource
-from perseus_core.units import s_from_us, us_from_s
+from perseus_core.hardware import Hardware
 from perseus_solver.errors import SolverError
-
-MAX_BYTES: Final = 1 << 16
-"""Of a description as JSON: it has ten numbers, and two of each clock."""
-TYPICAL_NOISE: Final = 0.002
-"""Recorded A100 runs of BERT scatter by 0.14 % in the median instruction, and by less than 0.3 % in three of four."""
-DEFAULT_LAUNCH_S: Final = 1e-5
-"""Of one kernel from Python: public traces say 5 to 10 µs."""
-DEFAULT_LAUNCH_QUEUE: Final = 1024
-"""Kernels that CUDA takes before a launch waits, as measured by several users; NVIDIA documents no number."""
-DEFAULT_KERNELS: Final = MappingProxyType(
-    {
-        InstructionKind.FORWARD: 300,
-        InstructionKind.BACKWARD: 600,
-        InstructionKind.INPUT_GRADIENT: 300,
-        InstructionKind.WEIGHT_GRADIENT: 300,
-        InstructionKind.CONSTANT: 1,
-        InstructionKind.STEP: 1_000,
-    }
-)
-"""Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
-_MAX_KERNELS, _MAX_GPUS, _MAX_PIPELINES, _MAX_NOISE, _MAX_NAME = 1_000_000, 1024, 10_000_000, 0.5, 256
-_MAX_DIGITS: Final = 5
-_MAX_S: Final = s_from_us(MAX_LATENCY_US)
 
 
 class InvalidHardware(SolverError):
     """The description of the hardware cannot be used."""
 
 
-_SURE: Final = 1.15
-"""How many times as long as for the calls a clock must be wanted to be in a plan. Agents measure calls, and one whose
-calls are a little slower would leave out what was rehearsed.
-"""
+def hardware_from_json(text: str | bytes) -> Hardware:
+    """Read a description; see `Hardware.from_json`.
 
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Everything about GPUs, node, framework and job that decides what becomes of a plan.
-
-    Attributes:
-        model: name of the GPU model.
-        latency: distribution of the time that a clock change takes, and the duration of a call.
-        clocks: by clock, MHz, the distribution for changes to it, where it is known. Calls last as in ``latency``.
-        marks: who marks instructions.
-        launch_s: time in which the host launches one kernel, seconds.
-        launch_queue: kernels that the host may be ahead of the GPU.
-        kernels: kernels of one instruction of each kind.
-        gpus_per_lock: GPUs of one stage whose calls follow each other, because they share a driver's lock. They change
-            clocks together, and compute as fast as the slowest of them.
-        noise: relative standard deviation of the time that an instruction takes; 0 where nothing is said about it.
-        pipelines: data-parallel pipelines of the job. Each iteration ends with the slowest of them.
+    Raises:
+        InvalidHardware: the message names the field and the rule.
     """
-
-    model: str
-    latency: SwitchLatency
-    marks: MarkSource = MarkSource.GPU
-    launch_s: float = DEFAULT_LAUNCH_S
-    launch_queue: int = DEFAULT_LAUNCH_QUEUE
-    kernels: Mapping[InstructionKind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
-    gpus_per_lock: int = 1
-    noise: float = 0.0
-    pipelines: int = 1
-    clocks: Mapping[int, SwitchLatency] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.model) <= _MAX_NAME:
-            raise InvalidHardware(f"hardware: model must have 1 to {_MAX_NAME} characters, not {len(self.model)}")
-        _distribution("switch_latency_s", self.latency)
-        if len(self.clocks) > MAX_CLOCKS:
-            raise InvalidHardware(f"hardware: switch_latency_s.clocks must be at most {MAX_CLOCKS}")
-        for mhz, latency in self.clocks.items():
-            _distribution(f"switch_latency_s.clocks.{mhz}", latency)
-        _number("call_s", self.latency.call_s, 0.0, _MAX_S)
-        _number("launch_s", self.launch_s, 0.0, 1.0)
-        _number("noise", self.noise, 0.0, _MAX_NOISE)
-        _whole("launch_queue", self.launch_queue, 1, _MAX_KERNELS)
-        _whole("gpus_per_lock", self.gpus_per_lock, 1, _MAX_GPUS)
-        _whole("pipelines", self.pipelines, 1, _MAX_PIPELINES)
-        for kind, count in self.kernels.items():
-            _whole(f"kernels.{kind.label}", count, 1, _MAX_KERNELS)
-
-    def latency_of(self, mhz: int) -> SwitchLatency:
-        """Return the distribution of the time that a change to a clock takes."""
-        return self.clocks.get(mhz, self.latency)
-
-    def asked_ahead_s(self, mhz: int) -> float:
-        """How much before its effect an agent asks for a clock, seconds: the median latency, waits included."""
-        return self.latency_of(mhz).p50_s + self._longest_wait_s / 2
-
-    def deviation_s(self, mhz: int) -> float:
-        """How much earlier an agent raises, and later it lowers, seconds: the scatter of latency and waits."""
-        return self.latency_of(mhz).deviation_s + self._longest_wait_s / 2
-
-    @property
-    def worth_s(self) -> float:
-        """How long a lower clock must be wanted at least: for two calls, after the last GPU of a lock has its turn."""
-        return _SURE * self.latency.call_s + self.turn_s
-
-    @property
-    def turn_s(self) -> float:
-        """How long it takes until all GPUs of a lock have surely made their calls, seconds."""
-        return _SURE * (self.latency.call_s + self._longest_wait_s)
-
-    @property
-    def _longest_wait_s(self) -> float:
-        """How long the last GPU of a lock waits for its turn; calls scatter as changes do."""
-        return (self.gpus_per_lock - 1) * self.latency.call_s * math.exp(self.latency.sigma**2 / 2)
-
-    @classmethod
-    def published(cls, model: str, *, marks: MarkSource = MarkSource.GPU, gpus_per_lock: int = 1) -> Hardware:
-        """Return what to assume of a GPU model on which nothing was measured.
-
-        Args:
-            model: the GPU's name as NVML gives it.
-            marks: who marks instructions.
-            gpus_per_lock: GPUs of one stage on a node. They count only where the model's driver has one lock for all.
-
-        Raises:
-            InvalidHardware: the name is empty or too long, or ``gpus_per_lock`` is out of range.
-        """
-        latency = published_latency(model)
-        return cls(model=model, latency=latency, marks=marks, gpus_per_lock=gpus_per_lock if latency.shared_lock else 1)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Hardware:
-        """Read a description, as ``perseus plan --hardware`` does.
-
-        Args:
-            text: ``{"model": "…", "switch_latency_s": {"p50": 0.02, "p99": 0.1}, "call_s": 0.002, "marks": "gpu"}``,
-                and optionally ``launch_s``, ``launch_queue``, ``kernels`` (by instruction), ``gpus_per_lock``,
-                ``noise`` and ``pipelines``. ``switch_latency_s`` may have ``clocks``, the same by the clock that is
-                changed to: ``{"1335": {"p50": 0.04, "p99": 0.06}}``.
-
-        Raises:
-            InvalidHardware: the message names the field and the rule.
-        """
-        if len(text) > MAX_BYTES:
-            raise InvalidHardware(f"hardware: too large: at most {MAX_BYTES:,} bytes")
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidHardware(f"hardware: not JSON: {error}") from None
-        fields = _fields("hardware", document, _REQUIRED, _OPTIONAL)
-        latency = _fields("switch_latency_s", fields["switch_latency_s"], _QUANTILES, ("clocks",))
-        if not isinstance(fields["model"], str):
-            raise InvalidHardware("hardware: model must be a text")
-        marks = next((marks for marks in MarkSource if marks.word == fields["marks"]), None)
-        if marks is None:
-            words = ", ".join(marks.word for marks in BEST_MARKS_FIRST)
-            raise InvalidHardware(f"hardware: marks must be one of {words}, not {_short(fields['marks'])}")
-        gpus_per_lock = _whole("gpus_per_lock", fields.get("gpus_per_lock", 1), 1, _MAX_GPUS)
-        checked = {key: _number(f"switch_latency_s.{key}", latency[key], 0.0, _MAX_S) for key in _QUANTILES}
-        call_us = us_from_s(_number("call_s", fields["call_s"], 0.0, _MAX_S))
-        given = SwitchLatency(*quantiles_from_json(checked), call_us, gpus_per_lock > 1, "given")
-        return cls(
-            model=fields["model"],
-            latency=given,
-            clocks=_clocks(latency.get("clocks", {}), given),
-            marks=marks,
-            launch_s=_number("launch_s", fields.get("launch_s", DEFAULT_LAUNCH_S), 0.0, 1.0),
-            launch_queue=_whole("launch_queue", fields.get("launch_queue", DEFAULT_LAUNCH_QUEUE), 1, _MAX_KERNELS),
-            kernels=_kernels(fields.get("kernels", {})),
-            gpus_per_lock=gpus_per_lock,
-            noise=_number("noise", fields.get("noise", 0.0), 0.0, _MAX_NOISE),
-            pipelines=_whole("pipelines", fields.get("pipelines", 1), 1, _MAX_PIPELINES),
-        )
+    with _refused():
+        return Hardware.from_json(text)
 
 
-_QUANTILES: Final = ("p50", "p99")
-_REQUIRED: Final = ("model", "switch_latency_s", "call_s", "marks")
-_OPTIONAL: Final = ("launch_s", "launch_queue", "kernels", "gpus_per_lock", "noise", "pipelines")
+def published_hardware(model: str) -> Hardware:
+    """Return what to assume of a GPU model on which nothing was measured; see `Hardware.published`.
+
+    Raises:
+        InvalidHardware: the name is empty or too long.
+    """
+    with _refused():
+        return Hardware.published(model)
 
 
-def _fields(name: str, value: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
-    """Check that a value is an object with these fields and no others."""
-    if not isinstance(value, dict):
-        raise InvalidHardware(f"hardware: {name} must be an object, not {_short(value)}")
-    missing = [key for key in required if key not in value]
-    if missing:
-        raise InvalidHardware(f"hardware: {name} has no field {missing[0]!r}; needed are {', '.join(required)}")
-    unknown = [key for key in value if key not in (*required, *optional)]
-    if unknown:
-        known = ", ".join((*required, *optional))
-        raise InvalidHardware(f"hardware: {name} has the unknown field {_short(unknown[0])}; known are {known}")
-    return value
-
-
-def _kernels(value: Any) -> Mapping[InstructionKind, int]:
-    given = _fields("kernels", value, (), tuple(kind.label for kind in InstructionKind))
-    counts = {
-        kind: _whole(f"kernels.{kind.label}", given[kind.label], 1, _MAX_KERNELS)
-        for kind in InstructionKind
-        if kind.label in given
-    }
-    return MappingProxyType({**DEFAULT_KERNELS, **counts})
-
-
-def _clocks(value: Any, alike: SwitchLatency) -> Mapping[int, SwitchLatency]:
-    """Read latencies by clock; all else is as in ``alike``."""
-    if not isinstance(value, dict) or len(value) > MAX_CLOCKS:
-        raise InvalidHardware(f"hardware: switch_latency_s.clocks must be an object of at most {MAX_CLOCKS} clocks")
-    found = {}
-    for key, quantiles in value.items():
-        name = f"switch_latency_s.clocks.{_short(key)}"
-        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
-            raise InvalidHardware(f"hardware: {name} must be named by a clock in MHz")
-        fields = _fields(name, quantiles, _QUANTILES, ())
-        checked = {field: _number(f"{name}.{field}", fields[field], 0.0, _MAX_S) for field in _QUANTILES}
-        p50_us, p99_us = quantiles_from_json(checked)
-        found[int(key)] = replace(alike, p50_us=p50_us, p99_us=p99_us)
-    return MappingProxyType(found)
-
-
-def _distribution(name: str, latency: SwitchLatency) -> None:
-    p50, p99 = latency.p50_s, latency.p99_s
-    _number(f"{name}.p50", p50, 0.0, _MAX_S)
-    _number(f"{name}.p99", p99, 0.0, _MAX_S)
-    if p99 < p50:
-        raise InvalidHardware(f"hardware: {name}.p99 must be at least p50, {p50:g}, not {p99:g}")
-    if p50 == 0 < p99:
-        raise InvalidHardware(f"hardware: {name}.p50 must be greater than zero where p99 is, {p99:g}")
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidHardware(f"hardware: {name} must be a number, not {_short(value)}")
-    if not low <= value <= high:  # which NaN is not
-        raise InvalidHardware(f"hardware: {name} must be between {low:g} and {high:g}, not {_short(value)}")
-    return float(value)
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidHardware(f"hardware: {name} must be a whole number between {low} and {high}, not {_short(value)}")
-    return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidHardware(str(error)) from None

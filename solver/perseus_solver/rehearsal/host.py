@@ -9,11 +9,11 @@ import itertools
 
 import numpy as np
 
+from perseus_core.hardware import Hardware
 from perseus_core.instruction import InstructionKind
 from perseus_core.marks import MarkSource
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.requests import Moment, Requests, Start
 
 

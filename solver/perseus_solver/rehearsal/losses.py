@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perseus_core.hardware import Hardware
 from perseus_core.marks import MarkSource
-from perseus_solver.rehearsal.hardware import Hardware
 
 _MATTERS = 0.2
 """Share of an instruction from which a cause is named; below it, a timetable costs less than 0.1 % of time."""

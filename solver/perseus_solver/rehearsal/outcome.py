@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perseus_core.hardware import Hardware
 from perseus_core.marks import MarkSource
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
@@ -23,7 +24,6 @@ from perseus_solver.model.result import Frequencies
 from perseus_solver.model.simulator import Choice
 from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Leads
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration, Latencies
-from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.host import highest_clocks, host_ends
 from perseus_solver.rehearsal.requests import Requests, Start
 
@@ -245,16 +245,13 @@ def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _See
             own[:] = np.where(own >= 0, own.max(axis=1, keepdims=True), own)
     # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
     error = 0.0 if hardware.marks is MarkSource.EVENTS else hardware.noise
-    mhz = executor.tables.mhz.tolist()
-    ahead_s = np.array([hardware.asked_ahead_s(clock) for clock in mhz])
-    deviation_s = np.array([hardware.deviation_s(clock) for clock in mhz]) + error * ahead_s
     return Expected(
         begin_s=seen.begin_s,
         end_s=seen.end_s,
         period_s=seen.period_s,
         clock=planned,
         stage_offset=offset,
-        leads=Leads(ahead_s + deviation_s, ahead_s - deviation_s, hardware.worth_s, hardware.turn_s),
+        leads=Leads.of(hardware, executor.tables.mhz.tolist(), error=error),
         margin_s=seen.scatter_s,
     )
 

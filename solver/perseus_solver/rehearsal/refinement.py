@@ -16,11 +16,11 @@ from statistics import NormalDist
 
 import numpy as np
 
+from perseus_core.hardware import Hardware
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies
 from perseus_solver.rehearsal.execution import Executor
-from perseus_solver.rehearsal.hardware import Hardware
 from perseus_solver.rehearsal.outcome import Rehearsal, plans_as_asked, rehearse
 
 _STEPS = (8, 4, 2, 1)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from perseus_agent.clocks.call_queue import Waits
 from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
 from perseus_agent.clocks.plans import StagePlan
+from perseus_core.hardware import Hardware
 from perseus_core.latency import SwitchLatency
 from perseus_core.units import s_from_us
 from perseus_proto.planset import StageSchedule
-from perseus_solver.rehearsal import Hardware
+from perseus_solver.rehearsal.control import Leads
 
 PUBLISHED = SwitchLatency.of_seconds(0.030, 0.100, 0.0045, True, "assumed")
 CALL_US = 1_000
@@ -128,10 +129,9 @@ def test_the_agent_asks_as_early_as_the_rehearsal_expects_of_it(gpus: int) -> No
             )  # never read: the published latency holds
             began_us = ended_us
         now_us += 1_000_000
-    expected, lead = Hardware("A100", latency, gpus_per_lock=gpus), meter.lead
-    ahead_us, deviation_us = 1e6 * expected.asked_ahead_s(1200), 1e6 * expected.deviation_s(1200)
-    assert lead.raise_us(1200) == pytest.approx(ahead_us + deviation_us, rel=0.08)
-    assert lead.lower_us(1200) == pytest.approx(ahead_us - deviation_us, abs=CALL_US / 2)
+    expected, lead = Leads.of(Hardware("A100", latency, gpus_per_lock=gpus), [1200]), meter.lead
+    assert lead.raise_us(1200) == pytest.approx(1e6 * expected.raise_s[0], rel=0.08)
+    assert lead.lower_us(1200) == pytest.approx(1e6 * expected.lower_s[0], abs=CALL_US / 2)
     assert lead.worth_us == pytest.approx(1e6 * expected.worth_s, rel=0.25)
 
 

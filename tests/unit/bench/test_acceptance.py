@@ -24,10 +24,10 @@ from perseus_bench.markdown import render
 from perseus_bench.report import AcceptanceReport, hardware_json, report_json
 from perseus_bench.restoration import RestorationFailed
 from perseus_bench.workload import WorkItem
+from perseus_core.hardware import Hardware
 from perseus_core.latency import ENOUGH_OF_CLOCK, SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
-from perseus_solver.rehearsal.hardware import Hardware
 
 
 def exact(model: GpuModel, latency_s: float, call_s: float) -> GpuModel:

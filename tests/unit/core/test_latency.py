@@ -15,8 +15,6 @@ from perseus_core.latency import (
     MAX_LATENCY_US,
     SwitchLatency,
     by_clock,
-    quantiles_from_json,
-    quantiles_to_json,
 )
 
 TYPICAL = SwitchLatency.of_seconds(0.020, 0.080, 0.004, True, "measured on this GPU")
@@ -109,7 +107,6 @@ def test_the_more_changes_the_nearer_to_their_own_median(few: int, more: int, fa
 
 @given(st.integers(0, MAX_LATENCY_US), st.integers(0, MAX_LATENCY_US))
 def test_seconds_of_a_description_are_the_same_microseconds_again(p50_us: int, p99_us: int) -> None:
-    assert quantiles_from_json(quantiles_to_json(p50_us, p99_us)) == (p50_us, p99_us)
     latency = SwitchLatency(p50_us, p99_us, 0, False, "drawn")
     assert SwitchLatency.of_seconds(latency.p50_s, latency.p99_s, 0.0, False, "drawn") == latency
 

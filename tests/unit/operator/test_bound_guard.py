@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.job_hardware import job_hardware
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_core.grain import Grain
@@ -25,7 +26,7 @@ from perseus_operator.families.training.features.bound.guard import (
     next_coarser,
     scatter_of,
 )
-from perseus_operator.families.training.features.hardware.hardware import Hardware, LatencyBasis
+from perseus_operator.families.training.features.hardware.hardware import LatencyBasis
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.restore import restore_from_status
@@ -378,7 +379,7 @@ def test_the_cause_is_in_the_evidence_of_the_iterations(
     make_job: Any, evidence: Evidence | None, cause: ExcessCause, says: str
 ) -> None:
     job = settled(make_job)
-    job.state.hardware.adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=LatencyBasis.MEASURED))
+    job.state.hardware.adopted(job_hardware("H100", 60_000, 100_000, basis=LatencyBasis.MEASURED))
     job.state.solve.frontier = replace(job.state.frontier, hardware="{}")
     for iteration in range(1, 1 + CONFIRM):
         job.train(iteration, (1.06, 1.06), evidence=evidence)
@@ -397,7 +398,7 @@ def test_the_cause_is_in_the_evidence_of_the_iterations(
 
 def test_an_assumed_latency_is_not_said_to_be_measured() -> None:
     slow = [iteration_with(LATE)]
-    assumed = why_slow(slow, Hardware("H100", 30_000, 100_000, 4_500))
+    assumed = why_slow(slow, job_hardware("H100", 30_000, 100_000))
     assert "are assumed to take 30 ms" in assumed.evidence
     assert why_slow(slow, None).cause is ExcessCause.UNKNOWN
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.doubles.job_hardware import job_hardware
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
@@ -18,7 +19,6 @@ from perseus_operator.api.schema import parse
 from perseus_operator.errors import KubeConflict, KubeUnavailable, SolveFailed
 from perseus_operator.families.training.features.frontier.inputs import Calibrate, Solve, inputs_digest
 from perseus_operator.families.training.features.frontier.objective import Target, target_of
-from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.status import figures
 from perseus_operator.families.training.training import Training
@@ -109,7 +109,7 @@ def test_before_calibration_half_of_no_slowdown_is_left_for_messages(
     plain: frontier.SolvedFrontier,
 ) -> None:
     """Nobody knows yet what happens between computations; once it is known, all of it is used."""
-    hardware = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500).to_json()
+    hardware = job_hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000).to_json()
     learnt = calibration.parse_calibration_result(calibration.calibrate_in_process(record_of(plain).request(INPUTS)))
     first = solved(replace(INPUTS, hardware=hardware)).view
     later = solved(replace(INPUTS, hardware=hardware, calibration=learnt.text)).view

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.job_hardware import job_hardware
 
 from perseus_core.clock_latency import ClockLatency, Transition
 from perseus_core.grain import Grain
-from perseus_core.latency import published_latency
+from perseus_core.hardware import Hardware
+from perseus_core.latency import MAX_LATENCY_US, published_latency
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Reason
@@ -21,7 +23,7 @@ from perseus_operator.api.status import HardwareStatus
 from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.features.hardware.hardware import (
     CHANGE,
-    Hardware,
+    JobHardware,
     LatencyBasis,
     hardware_from_status,
     hardware_to_status,
@@ -38,10 +40,9 @@ from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.nodes.iterations import JobIteration, Measured
-from perseus_operator.nodes.latencies import ENOUGH_CHANGES, ClockTimes
+from perseus_operator.nodes.latencies import ENOUGH_CHANGES
 from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.view import FrontierView
-from perseus_solver.rehearsal.hardware import Hardware as SolverHardware
 
 A100 = "NVIDIA A100-SXM4-80GB"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -58,8 +59,8 @@ def describe(job: Any, model: str = A100, *, measured: ClockLatency | None = Non
         node.gpus_described({}, {}, {rank.gpu_uuid: Gpu(model, driver, measured) for rank in node.ranks.values()})
 
 
-def learn(job: Any) -> Hardware | None:
-    found: Hardware | None = job.decide().hardware
+def learn(job: Any) -> JobHardware | None:
+    found: JobHardware | None = job.decide().hardware
     job.state.hardware.adopted(found)
     return found
 
@@ -73,16 +74,15 @@ def rehearsed(job: Any) -> None:
 
 
 HARDWARE = st.builds(
-    Hardware,
+    job_hardware,
     model=st.sampled_from([A100, H100]),
     p50_us=st.integers(1, 1_000_000),
-    p99_us=st.integers(1_000_000, 60_000_000),
+    p99_us=st.integers(1_000_000, MAX_LATENCY_US // 2),
     call_us=st.integers(0, 1_000_000),
     gpus_per_lock=st.integers(1, 8),
     marks=st.sampled_from([None, *MarkSource]),
-    noise_ppm=st.integers(0, 200_000),
+    noise=st.integers(0, 200_000).map(lambda ppm: ppm / 1e6),
     basis=st.sampled_from(LatencyBasis),
-    source=st.just("measured"),
 )
 
 
@@ -90,21 +90,23 @@ CLOCKS = st.dictionaries(st.integers(210, 2100), st.integers(1, 1_000_000), max_
 
 
 @given(HARDWARE, CLOCKS)
-def test_the_solver_reads_what_is_asked_of_it(hardware: Hardware, medians_us: dict[int, int]) -> None:
-    clocks = tuple(ClockTimes(mhz, p50_us, 2 * p50_us) for mhz, p50_us in sorted(medians_us.items()))
-    found = SolverHardware.from_json(replace(hardware, clocks=clocks).to_json())
-    assert {mhz: us_from_s(latency.p50_s) for mhz, latency in found.clocks.items()} == medians_us
-    assert all(us_from_s(found.latency_of(one.mhz).p99_s) == one.p99_us for one in clocks)
-    assert us_from_s(found.latency.p50_s) == hardware.p50_us
-    assert us_from_s(found.latency.p99_s) == hardware.p99_us
-    assert found.gpus_per_lock == hardware.gpus_per_lock
-    assert found.marks is (hardware.marks or MarkSource.GPU)
+def test_the_solver_reads_what_is_asked_of_it(hardware: JobHardware, medians_us: dict[int, int]) -> None:
+    clocks = {mhz: hardware.latency.with_quantiles(p50_us, 2 * p50_us) for mhz, p50_us in medians_us.items()}
+    asked = hardware.with_latency(hardware.latency, clocks)
+    described = Hardware.from_json(asked.to_json())
+    assert described.to_json() == asked.to_json()
+    for mhz in (*clocks, 0):
+        given, read = asked.latency_of(mhz), described.latency_of(mhz)
+        assert (read.p50_us, read.p99_us, read.call_us) == (given.p50_us, given.p99_us, given.call_us)
+    assert described.gpus_per_lock == hardware.gpus_per_lock
+    assert described.marks is hardware.marks
 
 
 @given(HARDWARE, st.floats(1 / CHANGE + 0.01, CHANGE - 0.01))
-def test_small_changes_of_figures_change_nothing_that_plans_depend_on(hardware: Hardware, factor: float) -> None:
-    again = replace(hardware, p50_us=max(1, round(hardware.p50_us * factor)), noise_ppm=hardware.noise_ppm)
-    if abs(again.p50_us - hardware.p50_us * factor) * 100 > hardware.p50_us:
+def test_small_changes_of_figures_change_nothing_that_plans_depend_on(hardware: JobHardware, factor: float) -> None:
+    p50_us, latency = hardware.latency.p50_us, hardware.latency
+    again = hardware.with_latency(latency.with_quantiles(p50_us * factor, latency.p99_us), hardware.clocks)
+    if abs(again.latency.p50_us - p50_us * factor) * 100 > p50_us:
         return  # a microsecond is not small there
     kept = next_hardware(hardware, again)
     assert kept is not None
@@ -112,8 +114,8 @@ def test_small_changes_of_figures_change_nothing_that_plans_depend_on(hardware: 
 
 
 @given(HARDWARE)
-def test_a_large_change_is_adopted_and_then_rests(hardware: Hardware) -> None:
-    slower = replace(hardware, p50_us=2 * hardware.p50_us, p99_us=2 * hardware.p99_us)
+def test_a_large_change_is_adopted_and_then_rests(hardware: JobHardware) -> None:
+    slower = replace(hardware, latency=hardware.latency.faster(1 / 2))
     adopted = next_hardware(hardware, slower)
     assert adopted is not None
     assert adopted.to_json() != hardware.to_json()
@@ -124,13 +126,13 @@ def test_a_large_change_is_adopted_and_then_rests(hardware: Hardware) -> None:
 
 
 def test_marks_that_are_not_known_are_assumed_to_be_those_of_the_gpu() -> None:
-    unknown = Hardware(A100, 5_000, 14_000, 4_500)
-    learned = next_hardware(unknown, replace(unknown, marks=MarkSource.GPU))
+    unknown = job_hardware(A100, 5_000, 14_000)
+    learned = next_hardware(unknown, unknown.marked_by(MarkSource.GPU))
     assert learned is not None
     assert learned.marks is MarkSource.GPU
     assert learned.to_json() == unknown.to_json()
     assert next_hardware(learned, unknown) == learned, "an operator that has had no reports yet forgets nothing"
-    host = next_hardware(learned, replace(unknown, marks=MarkSource.HOST))
+    host = next_hardware(learned, unknown.marked_by(MarkSource.HOST))
     assert host is not None
     assert host.to_json() != unknown.to_json()
 
@@ -142,9 +144,9 @@ def test_what_is_not_measured_is_the_published_worst_of_the_model(job: Any) -> N
     found = learn(job)
     assert found is not None
     assumed = published_latency(H100)
-    assert (found.p50_us, found.p99_us) == (us_from_s(assumed.p50_s), us_from_s(assumed.p99_s))
+    assert (found.latency.p50_us, found.latency.p99_us) == (us_from_s(assumed.p50_s), us_from_s(assumed.p99_s))
     assert not found.measured
-    assert found.source == assumed.source
+    assert found.latency.source == assumed.source
     describe(job, H100, measured=latency(changes=ENOUGH_CHANGES - 1))
     assert learn(job) == found, "a few changes are no distribution"
 
@@ -160,7 +162,7 @@ def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> 
     found = learn(job)
     assert found is not None
     assert found.basis is LatencyBasis.MEASURED
-    assert found.p50_us == pytest.approx(40_000, rel=0.13)
+    assert found.latency.p50_us == pytest.approx(40_000, rel=0.13)
     stored = job_latency(job.state.nodes.gpus)
     assert stored is not None
     assert stored.latency.changes == gpus * len(few)
@@ -182,13 +184,13 @@ def test_a_stored_latency_counts_for_its_own_model_until_one_is_measured(job: An
     stored = learn(job)
     assert stored is not None
     assert stored.measured
-    assert "stored with the profile" in stored.source
-    assert stored.p50_us == pytest.approx(90_000, rel=0.13)
+    assert "stored with the profile" in stored.latency.source
+    assert stored.latency.p50_us == pytest.approx(90_000, rel=0.13)
     describe(job, H100, measured=latency(20_000, 50_000))
     own = learn(job)
     assert own is not None
     assert own.basis is LatencyBasis.MEASURED
-    assert own.p50_us == pytest.approx(20_000, rel=0.13)
+    assert own.latency.p50_us == pytest.approx(20_000, rel=0.13)
 
 
 def test_the_slowest_gpu_counts_and_of_many_not_a_single_broken_one(make_job: Any) -> None:
@@ -201,7 +203,7 @@ def test_the_slowest_gpu_counts_and_of_many_not_a_single_broken_one(make_job: An
         job.nodes[0].gpus["GPU-0-0"] = Gpu(A100, "560.1", latency(500_000, 900_000))
         found = learn(job)
         assert found is not None
-        return found.p50_us
+        return found.latency.p50_us
 
     assert p50_us(2) > 400_000
     assert p50_us(20) < 12_000
@@ -251,12 +253,12 @@ def test_the_longest_of_few_changes_is_no_tail(job: Any, changes: int, p99_us: i
     """Four GPUs with so many changes each: none of them took as long as one in a hundred is said to take."""
     job.run()
     describe(job, H100)
-    assert learn(job).p99_us == 100_000
+    assert learn(job).latency.p99_us == 100_000
     transition = Transition(1980, 1200, changes, 30_000, 50_000)
     describe(job, H100, measured=latency(30_000, 50_000, changes=changes, transitions=(transition,)))
     found = learn(job)
     assert found.measured is (4 * changes >= 32)
-    assert found.p99_us == pytest.approx(p99_us, rel=0.15), "rounded, so that jobs share a frontier"
+    assert found.latency.p99_us == pytest.approx(p99_us, rel=0.15), "rounded, so that jobs share a frontier"
 
 
 def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_meanwhile(make_job: Any) -> None:
@@ -322,7 +324,7 @@ def test_scatter_is_measured_at_default_clocks_by_a_bounded_number_of_neighbours
     assert noise is not None
     assert 0.01 <= noise <= 0.011
     assert len(progress.scatters) < 100
-    progress.adopted(Hardware(A100, 5_000, 14_000, 4_500, noise_ppm=7_000))
+    progress.adopted(job_hardware(A100, 5_000, 14_000, noise=0.007))
     progress.restarted()
     assert observed(progress, []) == 0.007, "another attempt of the training is on the same GPUs"
 
@@ -365,7 +367,7 @@ def test_a_damaged_or_impossible_latency_is_none(change: dict[str, Any]) -> None
 
 
 @given(HARDWARE, st.none() | st.integers(-1000, 10**6))
-def test_a_later_operator_goes_on_with_the_same_hardware(hardware: Hardware, lead_us: int | None) -> None:
+def test_a_later_operator_goes_on_with_the_same_hardware(hardware: JobHardware, lead_us: int | None) -> None:
     stored = dump(hardware_to_status(hardware, lead_us))
     assert hardware_from_status(stored) == hardware
     assert parse(HardwareStatus, stored, "status.hardware")
@@ -437,10 +439,10 @@ def test_scatter_uses_up_nothing_of_the_allowed_slowdown(make_job: Any, scatter:
 
 
 def test_a_lead_that_changes_is_no_reason_to_write_at_once() -> None:
-    hardware = Hardware(A100, 5_000, 14_000, 4_500)
+    hardware = job_hardware(A100, 5_000, 14_000)
     documents = [{"hardware": dump(hardware_to_status(hardware, lead_us))} for lead_us in (1000, 2000)]
     assert document.essence(documents[0]) == document.essence(documents[1])
-    changed = {"hardware": dump(hardware_to_status(replace(hardware, p50_us=6_000), 1000))}
+    changed = {"hardware": dump(hardware_to_status(replace(hardware, latency=latency(6_000, 14_000)), 1000))}
     assert document.essence(changed) != document.essence(documents[0])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.doubles.job_hardware import job_hardware
 from tests.offenders import about_each
 from tests.unit.operator.conftest import Desk, Job
 
@@ -16,7 +17,7 @@ from perseus_agent.servers.series import QUANTILES, Series
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.serving import ClockReason
 from perseus_operator.api.status import StatusFigures
-from perseus_operator.families.training.features.hardware.hardware import Hardware, hardware_to_status
+from perseus_operator.families.training.features.hardware.hardware import hardware_to_status
 from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS, Metrics
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.objects.values import JobRef
@@ -56,7 +57,7 @@ def test_how_clocks_follow_a_job_is_exposed_as_far_as_it_is_known() -> None:
     unknown = series(figures=StatusFigures())
     for part in ("switch_latency", "mark_lead", "below_plan", "above_plan", "clock_control"):
         assert named(unknown, part) == [], "absent is not zero"
-    hardware = hardware_to_status(Hardware("H100", 30_000, 100_000, 4_500), None)
+    hardware = hardware_to_status(job_hardware("H100", 30_000, 100_000), None)
     evidence = Evidence(
         control=ClockControl.HELD, lead_us=40_000, below_us=10, above_us=20, computing_us=1000, marks=MarkSource.HOST
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
+from tests.doubles.job_hardware import job_hardware, latency
 from tests.unit.operator.conftest import family_of
 
+from perseus_core.latency import SwitchLatency
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.nodes.actions import Push
-from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.plans import StoredPlans
 from perseus_proto.planset import PlanPoint, StageSchedule, decode_changes, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
@@ -22,14 +23,14 @@ from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 A100 = "NVIDIA A100-SXM4-80GB"
 QUICK, SLOW = 900, 1410
 PLANS = encode_plan_set([StageSchedule(0, (1, 2), (0, 0), (0, 0))], [PlanPoint(10, 9)], [[[QUICK, 1200]]])
-OTHERS = (ClockTimes(QUICK + 15, 50_000, 90_000), ClockTimes(SLOW, 60_000, 90_000))
+OTHERS = {QUICK + 15: (50_000, 90_000), SLOW: (60_000, 90_000)}
 
 
 class Pushes:
     """A session with agents that store what they are sent."""
 
     def __init__(self, job: Any) -> None:
-        self.sent: list[list[ClockTimes]] = []
+        self.sent: list[Mapping[int, tuple[int, int]]] = []
         self.job, self.known = job, dict[str, Any]()
         services = SimpleNamespace(
             agents=SimpleNamespace(push=self._push),
@@ -46,10 +47,10 @@ class Pushes:
     async def _plan_set(self, *_: Any) -> Any:
         return PLANS
 
-    async def _push(self, _: str, *, changes: Sequence[ClockTimes], **__: Any) -> None:
-        self.sent.append(list(changes))
+    async def _push(self, _: str, *, changes: Mapping[int, SwitchLatency], **__: Any) -> None:
+        self.sent.append({mhz: (one.p50_us, one.p99_us) for mhz, one in changes.items()})
 
-    def solved(self, digest: str, hardware: Hardware | None) -> None:
+    def solved(self, digest: str, hardware: JobHardware | None) -> None:
         self.known[digest] = SimpleNamespace(view=SimpleNamespace(hardware=hardware.to_json() if hardware else ""))
 
     async def push(self, digest: str) -> None:
@@ -62,36 +63,36 @@ async def test_agents_are_sent_what_the_pushed_frontier_was_rehearsed_under_for_
 ) -> None:
     """Not what is known by now: another frontier is being solved for that."""
     job.run()
-    then = Hardware(A100, 20_000, 60_000, 4_500, clocks=(ClockTimes(QUICK, 8_000, 12_000), *OTHERS))
-    job.state.hardware.adopted(replace(then, clocks=(ClockTimes(QUICK, 80_000, 120_000),)))
+    then = job_hardware(A100, 20_000, 60_000, clocks={QUICK: (8_000, 12_000), **OTHERS})
+    job.state.hardware.adopted(replace(then, clocks={QUICK: latency(80_000, 120_000)}))
     pushes = Pushes(job)
     pushes.solved("first", then)
-    pushes.solved("plain", replace(then, clocks=()))
+    pushes.solved("plain", replace(then, clocks={}))
     pushes.solved("never rehearsed", None)
     job.nodes[0].plans.lease_lost()
     await pushes.push("first")
-    assert pushes.sent == [[ClockTimes(QUICK, 8_000, 12_000)]]
+    assert pushes.sent == [{QUICK: (8_000, 12_000)}]
     job.nodes[0].plans.lease_lost()
     await pushes.push("plain")
-    assert pushes.sent[1:] == [[]], "it was rehearsed as if all clocks were alike"
+    assert pushes.sent[1:] == [{}], "it was rehearsed as if all clocks were alike"
     for digest in ("never rehearsed", "a sweep"):
         job.nodes[0].plans.lease_lost()
         await pushes.push(digest)
-    assert pushes.sent[2:] == [[ClockTimes(QUICK, 80_000, 120_000)]] * 2, "what is known now"
+    assert pushes.sent[2:] == [{QUICK: (80_000, 120_000)}] * 2, "what is known now"
 
 
 async def test_the_same_plans_are_sent_again_only_with_other_latencies(job: Any) -> None:
     job.run()
-    hardware = Hardware(A100, 20_000, 60_000, 4_500, clocks=(ClockTimes(QUICK, 8_000, 12_000),))
+    hardware = job_hardware(A100, 20_000, 60_000, clocks={QUICK: (8_000, 12_000)})
     pushes = Pushes(job)
     pushes.solved("first", hardware)
-    pushes.solved("second", replace(hardware, clocks=(ClockTimes(QUICK, 30_000, 40_000),)))
+    pushes.solved("second", replace(hardware, clocks={QUICK: latency(30_000, 40_000)}))
     plans = job.nodes[0].plans
     plans.stored(StoredPlans(PLANS.plan_id, "first", frozenset({0})))
     await pushes.push("first")
     assert pushes.sent == []
     await pushes.push("second")
-    assert pushes.sent == [[ClockTimes(QUICK, 30_000, 40_000)]]
+    assert pushes.sent == [{QUICK: (30_000, 40_000)}]
     plans.lease_acquired(PLANS.plan_id, following=True)
     plans.pushed = None  # of an earlier operator, for the same frontier
     await pushes.push("second")
@@ -100,6 +101,7 @@ async def test_the_same_plans_are_sent_again_only_with_other_latencies(job: Any)
 
 async def test_what_arrives_at_an_agent_is_what_the_operator_knows() -> None:
     received: list[agent_pb2.PushPlanSetRequest] = []
+    sent = {mhz: latency(*times) for mhz, times in OTHERS.items()}
 
     class Agent(agent_pb2_grpc.AgentServicer):
         async def PushPlanSet(self, request: Any, context: Any) -> Any:
@@ -112,12 +114,10 @@ async def test_what_arrives_at_an_agent_is_what_the_operator_knows() -> None:
     await server.start()
     pool = AgentPool(None, timeout_s=10.0)
     try:
-        await pool.push(f"127.0.0.1:{port}", job_uid="u", epoch=1, plan_set=PLANS, changes=OTHERS)
+        await pool.push(f"127.0.0.1:{port}", job_uid="u", epoch=1, plan_set=PLANS, changes=sent)
     finally:
         await pool.close()
         await server.stop(None)
-    found = decode_changes(received[0].changes)
-    assert [ClockTimes(mhz, round(1e6 * one.p50_s), round(1e6 * one.p99_s)) for mhz, one in found.items()] == list(
-        OTHERS
-    )
+    changes = decode_changes(received[0].changes)
+    assert {mhz: (one.p50_us, one.p99_us) for mhz, one in changes.items()} == OTHERS
     assert received[0].plan_set == PLANS

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.doubles.job_hardware import job_hardware
 from tests.doubles.stored_objects import stored_object
 
 from perseus_core.grain import Grain
@@ -15,7 +16,6 @@ from perseus_core.marks import MarkSource
 from perseus_operator.api.job import JobSpec, Switching
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.families.training.features.hardware.hardware import Hardware
 from perseus_operator.objects.values import ConfigMap, StoredObject
 from perseus_operator.plugin.job import PlannedJob
 from perseus_operator.plugin.reports import explanation, frontier_document
@@ -35,7 +35,7 @@ from perseus_solver.model.result import InvalidFrontier
 
 pytestmark = pytest.mark.usefixtures("short_search")
 
-A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)
+A100 = job_hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000)
 RUN_AHEAD = replace(A100, marks=MarkSource.HOST)
 REQUEST = SolveRequest(profile_csv(2, forward_s=0.012), "1f1b", 2, 6, None, 83_640, 16)
 
@@ -58,7 +58,7 @@ def ideal() -> SolvedFrontier:
 
 @pytest.mark.parametrize("points", [100, 4])
 def test_a_job_of_single_instructions_has_no_gap_where_every_clock_is_a_point(points: int) -> None:
-    noisy = replace(A100, noise_ppm=20_000).to_json()
+    noisy = replace(A100, noise=0.02).to_json()
     request = SolveRequest(steps_csv(), "Steps", 1, 1, None, 300_000, points, hardware=noisy)
     view = solved(request).view
     assert len(view.times_us) <= points

@@ -30,10 +30,12 @@ from perseus_solver.rehearsal import (
     Rule,
     deployable_frontier,
     explain_losses,
+    hardware_from_json,
     ideal_point,
     rehearse,
 )
 from perseus_solver.rehearsal.clocks import ClockTables
+from perseus_solver.rehearsal.control import Leads
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.refinement import Refinement
@@ -86,21 +88,34 @@ def slow(p50_s: float, p99_s: float, marks: MarkSource = MarkSource.GPU) -> Hard
     return Hardware("made up", SwitchLatency.of_seconds(p50_s, p99_s, 0.002, False, "a test"), marks)
 
 
+def ahead_s(hardware: Hardware) -> np.ndarray:
+    """How much before its effect an agent asks for each of two clocks, in the mean of raising and lowering."""
+    leads = Leads.of(hardware, [1335, 1350])
+    return (leads.raise_s + leads.lower_s) / 2
+
+
+def deviation_s(hardware: Hardware) -> np.ndarray:
+    leads = Leads.of(hardware, [1335, 1350])
+    return (leads.raise_s - leads.lower_s) / 2
+
+
 def test_the_description_is_read_as_given() -> None:
-    hardware = Hardware.from_json(json.dumps(GIVEN))
+    hardware = hardware_from_json(json.dumps(GIVEN))
     assert (hardware.latency.p50_s, hardware.latency.p99_s, hardware.latency.call_s) == (0.02, 0.1, 0.002)
     assert hardware.marks is MarkSource.GPU
     assert (hardware.kernels[InstructionKind.FORWARD], hardware.kernels[InstructionKind.BACKWARD]) == (300, 600)
     assert hardware.gpus_per_lock == 1
     needed = {key: GIVEN[key] for key in ("model", "switch_latency_s", "call_s", "marks")}
-    assert Hardware.from_json(json.dumps(needed)).launch_queue > 0
-    shared = Hardware.from_json(json.dumps(GIVEN | {"gpus_per_lock": 8, "noise": 0.01}))
-    assert shared.asked_ahead_s(1335) > hardware.asked_ahead_s(1335)
-    assert shared.deviation_s(1335) > hardware.deviation_s(1335)
+    assert hardware_from_json(json.dumps(needed)).launch_queue > 0
+    shared = hardware_from_json(json.dumps(GIVEN | {"gpus_per_lock": 8, "noise": 0.01}))
+    assert (ahead_s(shared) > ahead_s(hardware)).all()
+    assert (deviation_s(shared) > deviation_s(hardware)).all()
     apart = GIVEN_APART | {"clocks": {"1335": {"p50": 0.05, "p99": 0.06}}}
-    by_clock = Hardware.from_json(json.dumps(GIVEN | {"switch_latency_s": apart}))
-    assert (by_clock.asked_ahead_s(1335), by_clock.asked_ahead_s(1350)) == (0.05, 0.02)
-    assert by_clock.deviation_s(1335) < by_clock.deviation_s(1350) == hardware.deviation_s(1350)
+    by_clock = hardware_from_json(json.dumps(GIVEN | {"switch_latency_s": apart}))
+    assert ahead_s(by_clock) == pytest.approx([0.05, 0.02])
+    assert deviation_s(by_clock)[0] < deviation_s(by_clock)[1] == deviation_s(hardware)[1]
+    for described in (hardware, shared, by_clock):
+        assert hardware_from_json(described.to_json()) == described
 
 
 @pytest.mark.parametrize(
@@ -141,14 +156,14 @@ def test_the_description_is_read_as_given() -> None:
 )
 def test_a_wrong_description_is_refused_by_field_and_rule(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidHardware, match=message.replace(".", r"\.")) as refused:
-        Hardware.from_json(json.dumps(GIVEN | change))
+        hardware_from_json(json.dumps(GIVEN | change))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "{", '{"model": "x"}', "[" * 100_000, " " * 100_000])
 def test_what_is_no_description_is_refused(text: str) -> None:
     with pytest.raises(InvalidHardware, match="hardware"):
-        Hardware.from_json(text)
+        hardware_from_json(text)
 
 
 def test_what_is_not_measured_is_assumed_as_published() -> None:

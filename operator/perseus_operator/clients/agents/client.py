@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from perseus_core.latency import SwitchLatency
 from perseus_core.serving import EngineOrders
 from perseus_core.units import ms_from_s
 from perseus_operator.clients.agents.channels import Channel, Channels
 from perseus_operator.clients.agents.engines import engine_of, orders_request
-from perseus_operator.clients.agents.hardware import clock_change, gpu_of
+from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.messages import (
     EventsDropped,
     LeaseInfo,
@@ -41,10 +42,10 @@ from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_NAME, 
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.nodes.engines import MOST_ENGINES
-from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.objects.values import Pod
 from perseus_operator.solving.slots import FairSlots
+from perseus_proto.planset import encode_changes
 from perseus_proto.v1alpha1 import agent_pb2
 
 T = TypeVar("T")
@@ -208,7 +209,7 @@ class AgentPool:
         job_uid: str,
         epoch: int,
         plan_set: agent_pb2.PlanSet,
-        changes: Iterable[ClockTimes] = (),
+        changes: Mapping[int, SwitchLatency],
     ) -> None:
         """Store a plan set on an agent. It is larger than other messages, so the deadline is three times as long.
 
@@ -217,13 +218,13 @@ class AgentPool:
             job_uid: of the PerseusJob.
             epoch: of this operator.
             plan_set: to be stored.
-            changes: under which the plans were rehearsed, ascending by clock.
+            changes: under which the plans were rehearsed, by the clock that is changed to, MHz.
 
         Raises:
             AgentError: it was not stored.
         """
         request = agent_pb2.PushPlanSetRequest(
-            job_uid=job_uid, epoch=epoch, plan_set=plan_set, changes=map(clock_change, changes)
+            job_uid=job_uid, epoch=epoch, plan_set=plan_set, changes=encode_changes(changes)
         )
         await self._request(address, lambda entry: entry.stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 

@@ -1,5 +1,4 @@
-"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan. Back
-they get the latencies that plans were rehearsed under.
+"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan.
 
 An older agent leaves the fields away, which protobuf makes zero. Here that becomes None: unknown is not zero.
 """
@@ -13,7 +12,6 @@ from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.units import w_from_mw
 from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import MAX_BOARD_W, Gpu
-from perseus_operator.nodes.latencies import ClockTimes
 from perseus_proto.latency import decode_latency
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -53,8 +51,3 @@ def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
         clock_mhz=clock_mhz,
         limited_mhz=clock_mhz if report.power_limited else None,
     )
-
-
-def clock_change(times: ClockTimes) -> agent_pb2.ClockChange:
-    """Return how long changes to a clock take, as agents are sent it."""
-    return agent_pb2.ClockChange(clock_mhz=times.mhz, p50_us=times.p50_us, p99_us=times.p99_us)

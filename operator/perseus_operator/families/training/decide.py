@@ -40,7 +40,7 @@ from perseus_operator.families.training.features.frontier.readiness import (
     rehearsal_pending,
     schedule_pending,
 )
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.families.training.features.power.resting_clock import resting_clock
 from perseus_operator.families.training.features.profile.cost import SweepCost
@@ -99,7 +99,7 @@ class TrainingDecision(Decision):
     sweep_cost: SweepCost | None = None
     limiting_share: Share | None = None
     unlimited_point: int | None = None
-    hardware: Hardware | None = None
+    hardware: JobHardware | None = None
     guard: Guard
     bound_us: float | None = None
     least_excess: float | None = None
@@ -119,7 +119,7 @@ class _Situation:
     """
 
     facts: Facts
-    hardware: Hardware | None
+    hardware: JobHardware | None
     lacking: Explanation | None
     profiling: ProfilingStep | None
     stragglers: Stragglers

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from perseus_core import keys
+from perseus_core.hardware import Hardware
+from perseus_core.latency import SwitchLatency
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import Pipeline
@@ -23,7 +25,6 @@ from perseus_operator.families.training.features.bound.aim import current_target
 from perseus_operator.families.training.features.canary.state import JudgeCanary
 from perseus_operator.families.training.features.comparison.state import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.families.training.features.frontier.inputs import Calibrate, ReadInputs, Solve
-from perseus_operator.families.training.features.hardware.hardware import clocks_of
 from perseus_operator.families.training.features.power.member import training_member
 from perseus_operator.families.training.features.profile.decision import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
@@ -42,7 +43,6 @@ from perseus_operator.jobs.family import Family, Plans, PlanSource, Surroundings
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.nodes.actions import Push
 from perseus_operator.nodes.iterations import Report
-from perseus_operator.nodes.latencies import ClockTimes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
@@ -234,15 +234,15 @@ class TrainingFamily(Family):
             plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, schedule)
         return Plans(plan_set, self._changes(solved, plan_set.clocks_mhz))
 
-    def _changes(self, solved: SolvedFrontier | None, clocks_mhz: Iterable[int]) -> list[ClockTimes]:
+    def _changes(self, solved: SolvedFrontier | None, clocks_mhz: Iterable[int]) -> dict[int, SwitchLatency]:
         """How long changes to these clocks take under which a frontier was rehearsed; for plans that were not rehearsed
         what is known now.
         """
-        in_use, wanted = self.training.hardware.in_use, set(clocks_mhz)
-        known = clocks_of(solved.view.hardware) if solved is not None and solved.view.hardware else None
-        if known is None:
-            known = in_use.clocks if in_use is not None else ()
-        return [times for times in known if times.mhz in wanted]
+        hardware: Hardware | None = self.training.hardware.in_use
+        if solved is not None and solved.view.hardware:
+            hardware = Hardware.from_json(solved.view.hardware)
+        clocks = hardware.clocks if hardware is not None else {}
+        return {mhz: clocks[mhz] for mhz in clocks_mhz if mhz in clocks}
 
     def follows(self, digest: str) -> bool:
         """See ``PlanSource``."""

@@ -29,7 +29,7 @@ from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.families.training.features.profile.observation import Observation
 from perseus_operator.families.training.features.profile.progress import ProfilingProgress
@@ -109,7 +109,7 @@ class Training:
         *,
         baseline: Measured | None,
         guard: Guard | None,
-        hardware: Hardware | None = None,
+        hardware: JobHardware | None = None,
         shape: Pipeline | None = None,
         comparisons: Comparisons | None = None,
         canary: Canary | None = None,

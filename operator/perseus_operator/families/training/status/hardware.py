@@ -7,7 +7,7 @@ from typing import Final
 from perseus_core.grain import Grain
 from perseus_core.marks import MarkSource
 from perseus_operator.families.training.features.bound.guard import Hold
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.objects.formatting import milliseconds, percent
 from perseus_operator.solving.view import FrontierView
 
@@ -24,7 +24,7 @@ _HELD: Final = {
 }
 
 
-def grain_reason(view: FrontierView, point: int, hardware: Hardware | None, hold: Hold) -> str:
+def grain_reason(view: FrontierView, point: int, hardware: JobHardware | None, hold: Hold) -> str:
     """Say in a sentence why a plan sets clocks as finely as it does; empty: it was not rehearsed.
 
     Args:
@@ -41,7 +41,7 @@ def grain_reason(view: FrontierView, point: int, hardware: Hardware | None, hold
         return "GPU times are not known, as hosts mark when they launch: clocks cannot follow single instructions."
     known = "take" if hardware.measured else "are assumed to take"
     instructions = f" and instructions {milliseconds(view.instruction_us)}" if view.instruction_us else ""
-    return f"Clock changes {known} {milliseconds(hardware.p50_us)}{instructions}: {_WHY[view.grain(point)]}."
+    return f"Clock changes {known} {milliseconds(hardware.latency.p50_us)}{instructions}: {_WHY[view.grain(point)]}."
 
 
 def expected_savings(view: FrontierView, point: int) -> str | None:

@@ -25,7 +25,7 @@ from perseus_operator.families.training.features.bound.guard import (
     subject_of,
 )
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target, bound_us, target_of
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, within_share
 from perseus_operator.nodes.iterations import KEPT
 from perseus_operator.objects.values import Now
@@ -69,7 +69,7 @@ class Seen:
 
     slowdowns: Mapping[int, float]
     detected: Mapping[int, float]
-    hardware: Hardware | None
+    hardware: JobHardware | None
 
 
 def aim_of(guard: Guard, facts: Facts, seen: Seen, now: Now, *, profiling: bool) -> Aim:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from perseus_core.marks import MarkSource
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.nodes.evidence import summarise
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import megahertz, milliseconds, small_percent
@@ -41,7 +41,7 @@ class Finding:
     evidence: str
 
 
-def why_slow(iterations: Iterable[JobIteration], hardware: Hardware | None) -> Finding:
+def why_slow(iterations: Iterable[JobIteration], hardware: JobHardware | None) -> Finding:
     """Find why iterations took too long.
 
     Args:
@@ -52,7 +52,7 @@ def why_slow(iterations: Iterable[JobIteration], hardware: Hardware | None) -> F
     below = found.below_share
     late = below is not None and below >= BELOW
     share = f", and {small_percent(below)} of the computing time ran below the planned clock" if below else ""
-    lead_us, latency_us = found.lead_us or 0, hardware.p50_us if hardware is not None else 0
+    lead_us, latency_us = found.lead_us or 0, hardware.latency.p50_us if hardware is not None else 0
     if late and found.marks is not MarkSource.GPU and lead_us > latency_us:
         return Finding(ExcessCause.EARLY_MARKS, f"marks lead the GPU by {milliseconds(lead_us)}{share}")
     if late and hardware is not None:

@@ -16,7 +16,7 @@ from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.calibration_progress import CalibrationProgress
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.features.hardware.hardware import Hardware, hardware_of, next_hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware, hardware_of, next_hardware
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.jobs.limits import Limits
 from perseus_operator.nodes.evidence import Evidence
@@ -45,7 +45,7 @@ class Calibrate:
 InputAction = ReadInputs | Solve | Calibrate
 
 
-def hardware_for(progress: HardwareProgress, spec: JobSpec, nodes: JobNodes, evidence: Evidence) -> Hardware | None:
+def hardware_for(progress: HardwareProgress, spec: JobSpec, nodes: JobNodes, evidence: Evidence) -> JobHardware | None:
     """What plans are to be rehearsed under; None: the GPUs are not known yet."""
     shape = spec.pipeline
     found = hardware_of(
@@ -100,7 +100,7 @@ class FrontierParts:
 
 
 def input_actions(
-    parts: FrontierParts, spec: JobSpec, hardware: Hardware | None, basis: PlanBasis, *, now_s: float, limits: Limits
+    parts: FrontierParts, spec: JobSpec, hardware: JobHardware | None, basis: PlanBasis, *, now_s: float, limits: Limits
 ) -> list[InputAction]:
     """What to read, solve or calibrate now.
 

@@ -12,7 +12,7 @@ from perseus_operator.api.job import JobSpec
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
-from perseus_operator.families.training.features.hardware.hardware import Hardware
+from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
@@ -40,7 +40,7 @@ def frontier_pending(inputs: InputProgress, solve: SolveProgress, spec: JobSpec)
     return Explanation(Reason.WAITING_FOR_FRONTIER, "The frontier is being solved.")
 
 
-def rehearsal_pending(solve: SolveProgress, hardware: Hardware | None) -> Explanation | None:
+def rehearsal_pending(solve: SolveProgress, hardware: JobHardware | None) -> Explanation | None:
     """Why the frontier may not be deployed yet: its plans are of clocks that change at once, but the GPUs are known by
     now; None: it may.
     """

@@ -7,24 +7,23 @@ of figures do not make other plans: figures are rounded, and only a change that 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from itertools import chain
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from perseus_core.clock_latency import MAX_CLOCKS, ClockLatency
-from perseus_core.latency import published_latency, quantiles_from_json, quantiles_to_json
+from perseus_core.hardware import MAX_GPUS_PER_LOCK, Hardware
+from perseus_core.latency import MAX_LATENCY_US, SwitchLatency, published_latency
 from perseus_core.marks import MarkSource
-from perseus_core.units import s_from_us
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
 from perseus_operator.nodes.gpu import Gpu, StoredLatency
-from perseus_operator.nodes.latencies import ClockTimes, clock_times, measured_latency
+from perseus_operator.nodes.latencies import latency_by_clock, measured_latency
 from perseus_operator.nodes.node import Node
 
 CHANGE: Final = 1.4
@@ -45,7 +44,6 @@ _FINE_STEP: Final = 1.03
 DEFAULT_NOISE: Final = 0.002
 """Scatter of durations until it is measured, and the least that counts: recorded A100 runs have about as much."""
 _MAX_NOISE: Final = 0.2
-_MAX_GPUS: Final = 1024
 
 
 class LatencyBasis(IntEnum):
@@ -60,54 +58,31 @@ class LatencyBasis(IntEnum):
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """What plans are rehearsed under.
+class JobHardware(Hardware):
+    """What a job's plans are rehearsed under, and how that is known.
 
     Attributes:
-        model: name of the GPU model, as the driver gives it.
-        p50_us, p99_us: of a clock change, from the begin of the call to the new clock in effect, where nothing is known
-            of changes to that clock.
-        call_us: median duration of the driver's call alone.
-        gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
-        marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
-        noise_ppm: relative standard deviation of an instruction's duration, parts per million.
-        pipelines: of the job, each of which waits for the slowest.
-        basis, source: where the latency comes from, as a word and as a clause.
-        clocks: of a change by the clock that is changed to, ascending; at most `MAX_CLOCKS`.
+        basis: where the latency comes from, as a word; the latency's source says it in a clause.
+        marks_known: whether agents have said who marks instructions; else it is assumed to be the GPUs.
     """
 
-    model: str
-    p50_us: int
-    p99_us: int
-    call_us: int
-    gpus_per_lock: int = 1
-    marks: MarkSource | None = None
-    noise_ppm: int = round(1e6 * DEFAULT_NOISE)
-    pipelines: int = 1
+    noise: float = DEFAULT_NOISE
     basis: LatencyBasis = LatencyBasis.ASSUMED
-    source: str = ""
-    clocks: tuple[ClockTimes, ...] = ()
+    marks_known: bool = False
 
     @property
     def measured(self) -> bool:
         """Whether the latency was measured on GPUs of this model."""
         return self.basis > LatencyBasis.ASSUMED
 
-    def to_json(self) -> str:
-        """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
-        latency: dict[str, Any] = quantiles_to_json(self.p50_us, self.p99_us)
-        if self.clocks:
-            latency["clocks"] = {str(one.mhz): quantiles_to_json(one.p50_us, one.p99_us) for one in self.clocks}
-        document = {
-            "model": self.model,
-            "switch_latency_s": latency,
-            "call_s": s_from_us(self.call_us),
-            "marks": (self.marks or MarkSource.GPU).word,
-            "gpus_per_lock": self.gpus_per_lock,
-            "noise": self.noise_ppm / 1e6,
-            "pipelines": self.pipelines,
-        }
-        return json.dumps(document, sort_keys=True)
+    def marked_by(self, marks: MarkSource | None) -> JobHardware:
+        """Return the same where agents say who marks instructions; None: they have said nothing."""
+        return replace(self, marks=marks or MarkSource.GPU, marks_known=marks is not None)
+
+    def with_latency(self, latency: SwitchLatency, clocks: Mapping[int, SwitchLatency]) -> JobHardware:
+        """Return the same with another latency, and by clock the median and 99th percentile of these."""
+        by_clock = {mhz: latency.with_quantiles(one.p50_us, one.p99_us) for mhz, one in sorted(clocks.items())}
+        return replace(self, latency=latency, clocks=by_clock)
 
 
 @dataclass
@@ -118,17 +93,17 @@ class Described:
 
     _gpus: tuple[Sequence[Gpu], ...] = ()
     _stored: StoredLatency | None = None
-    _found: Hardware | None = None
+    _hardware: JobHardware | None = None
 
-    def hardware(self, nodes: Iterable[Node], stored: StoredLatency | None) -> Hardware | None:
+    def hardware(self, nodes: Iterable[Node], stored: StoredLatency | None) -> JobHardware | None:
         """Describe the GPUs of all ranks of these nodes, without marks and noise; None: one of them has no model."""
-        known = list(nodes)
-        gpus = tuple(node.rank_gpus for node in known)
+        nodes = list(nodes)
+        gpus = tuple(node.rank_gpus for node in nodes)
         same = len(gpus) == len(self._gpus) and all(new is old for new, old in zip(gpus, self._gpus, strict=True))
         if not same or stored is not self._stored:
             self._gpus, self._stored = gpus, stored
-            self._found = _described(known, [gpu for of_node in gpus for gpu in of_node], stored)
-        return self._found
+            self._hardware = _described(nodes, list(chain.from_iterable(gpus)), stored)
+        return self._hardware
 
 
 def hardware_of(
@@ -139,7 +114,7 @@ def hardware_of(
     marks: MarkSource | None,
     noise: float | None,
     described: Described | None = None,
-) -> Hardware | None:
+) -> JobHardware | None:
     """Describe the GPUs of a job by what is known now.
 
     Args:
@@ -153,97 +128,99 @@ def hardware_of(
     Returns:
         Figures as they are, not rounded; None: not every rank's GPU is described yet.
     """
-    known = list(nodes)
-    if not known or sum(len(node.rank_gpus) for node in known) != ranks:
+    nodes = list(nodes)
+    if not nodes or sum(len(node.rank_gpus) for node in nodes) != ranks:
         return None
-    found = (described or Described()).hardware(known, stored)
+    hardware = (described or Described()).hardware(nodes, stored)
     noise_ppm = round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE))
-    return found and replace(found, marks=marks, noise_ppm=noise_ppm)
+    return hardware and replace(hardware, noise=noise_ppm / 1e6).marked_by(marks)
 
 
-def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware | None:
-    """What to rehearse under from now on: what is in use, unless what was found differs materially.
+def next_hardware(in_use: JobHardware | None, current: JobHardware | None) -> JobHardware | None:
+    """What to rehearse under from now on: what is in use, unless the current one differs materially.
 
     Of one model, clocks that only the one in use knows stay known: plans use few of them, and agents that start again
-    have measured none. So clocks are added and never removed. What is adopted differs from what was found by rounding
+    have measured none. So clocks are added and never removed. What is adopted differs from the current one by rounding
     only, which is no reason for another adoption.
 
     Args:
         in_use: that the present plans were rehearsed under.
-        found: as `hardware_of` describes it now.
+        current: as `hardware_of` describes it now.
     """
-    if found is None:
+    if current is None:
         return in_use
-    if in_use is not None and found.marks is None:  # a restarted operator has had no reports yet
-        found = replace(found, marks=in_use.marks)
-    kept = in_use.clocks if in_use is not None and found.model == in_use.model else ()
-    if in_use is not None and found.model == in_use.model and found.basis < in_use.basis:
+    if in_use is None:
+        return _rounded(_with_clocks(current, current.clocks))
+    if not current.marks_known:  # a restarted operator has had no reports yet
+        current = replace(current, marks=in_use.marks, marks_known=in_use.marks_known)
+    same_model = current.model == in_use.model
+    if same_model and current.basis < in_use.basis:
         # An agent that has just started has measured nothing yet. What was measured before is better than a guess.
-        found = replace(in_use, marks=found.marks, noise_ppm=found.noise_ppm)
-    found = _with_clocks(found, _together(kept, found.clocks))
-    if in_use is None or _differs(in_use, found):
-        return _rounded(found)
-    return replace(in_use, marks=found.marks, basis=found.basis, source=found.source)
+        current = replace(in_use, marks=current.marks, marks_known=current.marks_known, noise=current.noise)
+    current = _with_clocks(current, _together(in_use.clocks if same_model else {}, current.clocks))
+    if _differs(in_use, current):
+        return _rounded(current)
+    source = replace(in_use.latency, source=current.latency.source)
+    same = replace(in_use, marks=current.marks, marks_known=current.marks_known, basis=current.basis)
+    return same.with_latency(source, same.clocks)
 
 
-def clocks_of(text: str) -> tuple[ClockTimes, ...]:
-    """How long changes take by clock, of a description as ``Hardware.to_json`` gives it; empty: it knows of none."""
-    clocks = json.loads(text)["switch_latency_s"].get("clocks", {})
-    times = [ClockTimes(int(mhz), *quantiles_from_json(one)) for mhz, one in clocks.items()]
-    return tuple(sorted(times, key=lambda one: one.mhz))
-
-
-def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatus:
+def hardware_to_status(hardware: JobHardware, lead_us: int | None) -> HardwareStatus:
     """What users and a later operator must know of the hardware.
 
     Args:
         hardware: that plans are rehearsed under.
         lead_us: median lead of marks in the latest iterations; None: not known.
     """
+    latency = hardware.latency
     return HardwareStatus(
         gpu=hardware.model,
-        switch_latency_median_microseconds=hardware.p50_us,
-        switch_latency_p99_microseconds=hardware.p99_us,
-        call_microseconds=hardware.call_us,
+        switch_latency_median_microseconds=latency.p50_us,
+        switch_latency_p99_microseconds=latency.p99_us,
+        call_microseconds=latency.call_us,
         gpus_per_lock=hardware.gpus_per_lock,
         figures=hardware.basis.name.capitalize(),
-        source=hardware.source,
-        marks=hardware.marks.label if hardware.marks else "Unknown",
-        noise_parts_per_million=hardware.noise_ppm,
+        source=latency.source,
+        marks=hardware.marks.label if hardware.marks_known else "Unknown",
+        noise_parts_per_million=round(1e6 * hardware.noise),
         median_lead_microseconds=lead_us,
         clocks=tuple(
-            ClockLatencyStatus(megahertz=one.mhz, median_microseconds=one.p50_us, p99_microseconds=one.p99_us)
-            for one in hardware.clocks
+            ClockLatencyStatus(megahertz=mhz, median_microseconds=one.p50_us, p99_microseconds=one.p99_us)
+            for mhz, one in hardware.clocks.items()
         )
         or None,
     )
 
 
-def hardware_from_status(status: object) -> Hardware | None:
+def hardware_from_status(status: object) -> JobHardware | None:
     """The hardware that an earlier operator planned with, but for the pipelines, which the spec says; None: it stored
-    none, or none that can be read.
+    none, or none that can be.
     """
-    known = parse_stored(HardwareStatus, status)
-    if known is None or known.figures.upper() not in LatencyBasis.__members__:
+    stored = parse_stored(HardwareStatus, status)
+    if stored is None or stored.figures.upper() not in LatencyBasis.__members__:
         return None
-    clocks = {
-        one.megahertz: ClockTimes(
-            one.megahertz, one.median_microseconds, max(one.median_microseconds, one.p99_microseconds)
-        )
-        for one in known.clocks or ()
-    }
-    return Hardware(
-        model=known.gpu,
-        p50_us=known.switch_latency_median_microseconds,
-        p99_us=known.switch_latency_p99_microseconds,
-        call_us=known.call_microseconds,
-        gpus_per_lock=known.gpus_per_lock,
-        marks=next((marks for marks in MarkSource if marks.label == known.marks), None),
-        noise_ppm=known.noise_parts_per_million,
-        basis=LatencyBasis[known.figures.upper()],
-        source=known.source,
-        clocks=tuple(clocks[mhz] for mhz in sorted(clocks)),
+    latency = SwitchLatency(
+        p50_us=stored.switch_latency_median_microseconds,
+        p99_us=stored.switch_latency_p99_microseconds,
+        call_us=stored.call_microseconds,
+        shared_lock=stored.gpus_per_lock > 1,
+        source=stored.source,
     )
+    clocks = {
+        one.megahertz: latency.with_quantiles(one.median_microseconds, one.p99_microseconds)
+        for one in stored.clocks or ()
+    }
+    try:
+        return JobHardware(
+            model=stored.gpu,
+            latency=latency,
+            gpus_per_lock=stored.gpus_per_lock,
+            noise=stored.noise_parts_per_million / 1e6,
+            basis=LatencyBasis[stored.figures.upper()],
+            clocks=dict(sorted(clocks.items())),
+        ).marked_by(next((marks for marks in MarkSource if marks.label == stored.marks), None))
+    except ValueError:
+        return None
 
 
 def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
@@ -277,24 +254,18 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
     return 1.4826 * median(shares) / math.sqrt(2) if shares else None
 
 
-def _described(nodes: list[Node], gpus: list[Gpu], stored: StoredLatency | None) -> Hardware | None:
+def _described(nodes: list[Node], gpus: list[Gpu], stored: StoredLatency | None) -> JobHardware | None:
     if not gpus or not all(gpu.model for gpu in gpus):
         return None
     # Of different models the one that is slowest by what is published: the others wait for it.
     model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
-    own = [gpu.latency for gpu in gpus if gpu.model == model and gpu.latency is not None]
-    latency, basis, source = _latency(model, own, stored)
-    return Hardware(
-        model=model,
-        p50_us=latency.p50_us,
-        p99_us=latency.p99_us,
-        call_us=latency.call_us,
-        gpus_per_lock=min(_largest_group(nodes), _MAX_GPUS) if latency.shared_lock else 1,
-        basis=basis,
-        source=source,
-        # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
-        clocks=clock_times(latency, own if basis is LatencyBasis.MEASURED else [latency]),
-    )
+    of_model = [gpu.latency for gpu in gpus if gpu.model == model and gpu.latency is not None]
+    latency, basis, source = _latency(model, of_model, stored)
+    overall = SwitchLatency(latency.p50_us, latency.p99_us, latency.call_us, latency.shared_lock, source)
+    gpus_per_lock = min(_largest_group(nodes), MAX_GPUS_PER_LOCK) if latency.shared_lock else 1
+    # All GPUs of the model, not the busiest alone: which clocks one changes to depends on its stage.
+    clocks = latency_by_clock(latency, of_model if basis is LatencyBasis.MEASURED else [latency])
+    return JobHardware(model, overall, gpus_per_lock=gpus_per_lock, basis=basis).with_latency(overall, clocks)
 
 
 def _latency(
@@ -310,25 +281,25 @@ def _latency(
     return ClockLatency(**asdict(assumed)), LatencyBasis.ASSUMED, assumed.source
 
 
-def _with_clocks(hardware: Hardware, clocks: tuple[ClockTimes, ...]) -> Hardware:
+def _with_clocks(hardware: JobHardware, clocks: Mapping[int, SwitchLatency]) -> JobHardware:
     """The same with these clocks. All others take at least as long as the one in the middle: under a plan that uses
     quick clocks only, what is measured of all changes says little of others. That depends on all clocks that are known,
-    so it comes after those that are found now and those that are in use were put together.
+    so it comes after those of now and those that are in use were put together.
     """
     if not clocks:
         return hardware
-    p50_us = max(hardware.p50_us, round(median(one.p50_us for one in clocks)))
-    p99_us = max(hardware.p99_us, p50_us, round(median(one.p99_us for one in clocks)))
-    return replace(hardware, p50_us=p50_us, p99_us=p99_us, clocks=clocks)
+    p50_us = max(hardware.latency.p50_us, round(median(one.p50_us for one in clocks.values())))
+    p99_us = max(hardware.latency.p99_us, p50_us, round(median(one.p99_us for one in clocks.values())))
+    return hardware.with_latency(hardware.latency.with_quantiles(p50_us, p99_us), clocks)
 
 
-def _together(in_use: tuple[ClockTimes, ...], found: tuple[ClockTimes, ...]) -> tuple[ClockTimes, ...]:
-    """Clocks of both, as found where they are. Those in use have priority: no clock is removed for another one."""
-    known = {one.mhz: one for one in in_use}
-    for one in found:
-        if one.mhz in known or len(known) < MAX_CLOCKS:
-            known[one.mhz] = one
-    return tuple(known[mhz] for mhz in sorted(known))
+def _together(in_use: Mapping[int, SwitchLatency], current: Mapping[int, SwitchLatency]) -> Mapping[int, SwitchLatency]:
+    """Clocks of both, as they are now where that is known. Those in use have priority: none is removed for another."""
+    clocks = dict(in_use)
+    for mhz, latency in current.items():
+        if mhz in clocks or len(clocks) < MAX_CLOCKS:
+            clocks[mhz] = latency
+    return clocks
 
 
 def _largest_group(nodes: Iterable[Node]) -> int:
@@ -336,40 +307,37 @@ def _largest_group(nodes: Iterable[Node]) -> int:
     return max(max(Counter(rank.stage for rank in node.ranks.values()).values(), default=1) for node in nodes)
 
 
-def _differs(a: Hardware, b: Hardware) -> bool:
-    """Whether ``b``, found, differs so much from ``a``, in use, that it is worth another solve."""
-    best = MarkSource.GPU
-    if (a.model, a.gpus_per_lock, a.marks or best) != (b.model, b.gpus_per_lock, b.marks or best):
+def _differs(in_use: JobHardware, current: JobHardware) -> bool:
+    """Whether the current hardware differs so much from that in use that it is worth another solve."""
+    a, b = in_use.latency, current.latency
+    if (in_use.model, in_use.gpus_per_lock, in_use.marks) != (current.model, current.gpus_per_lock, current.marks):
         return True
-    if b.clocks and not a.clocks:
+    if current.clocks and not in_use.clocks:
+        return True
+    if any(
+        one.p50_us > ONE_CLOCK * max(SHORT_US, in_use.latency_of(mhz).p50_us) for mhz, one in current.clocks.items()
+    ):
         return True
     latencies = [(a.p50_us, b.p50_us), (a.p99_us, b.p99_us)]
-    if a.gpus_per_lock > 1:
+    if in_use.gpus_per_lock > 1:
         latencies.append((a.call_us, b.call_us))
-    of_clock = {one.mhz: one.p50_us for one in a.clocks}
-    if any(one.p50_us > ONE_CLOCK * max(SHORT_US, of_clock.get(one.mhz, a.p50_us)) for one in b.clocks):
-        return True
-    pairs = [(max(SHORT_US, in_use), max(SHORT_US, found)) for in_use, found in latencies]
-    pairs.append((max(1, a.noise_ppm), max(1, b.noise_ppm)))
-    better = BETTER if a.measured else CHANGE
-    return any(found > CHANGE * in_use or in_use > better * found for in_use, found in pairs)
+    pairs = [(max(SHORT_US, before), max(SHORT_US, now)) for before, now in latencies]
+    pairs.append((max(1, round(1e6 * in_use.noise)), max(1, round(1e6 * current.noise))))
+    better = BETTER if in_use.measured else CHANGE
+    return any(now > CHANGE * before or before > better * now for before, now in pairs)
 
 
-def _rounded(found: Hardware) -> Hardware:
-    if not found.measured:
-        return replace(found, noise_ppm=_step(found.noise_ppm))
-    p50_us = _step(found.p50_us)
-    return replace(
-        found,
-        p50_us=p50_us,
-        p99_us=max(p50_us, _step(found.p99_us)),
-        call_us=_step(found.call_us),
-        noise_ppm=_step(found.noise_ppm),
-        clocks=tuple(
-            ClockTimes(one.mhz, fine, max(fine, _step(one.p99_us, _FINE_STEP)))
-            for one in found.clocks
-            for fine in [_step(one.p50_us, _FINE_STEP)]
-        ),
+def _rounded(hardware: JobHardware) -> JobHardware:
+    hardware = replace(hardware, noise=_step(round(1e6 * hardware.noise)) / 1e6)
+    if not hardware.measured:
+        return hardware
+    latency = replace(hardware.latency, call_us=min(_step(hardware.latency.call_us), MAX_LATENCY_US))
+    return hardware.with_latency(
+        latency.with_quantiles(_step(latency.p50_us), _step(latency.p99_us)),
+        {
+            mhz: latency.with_quantiles(_step(one.p50_us, _FINE_STEP), _step(one.p99_us, _FINE_STEP))
+            for mhz, one in hardware.clocks.items()
+        },
     )
 
 

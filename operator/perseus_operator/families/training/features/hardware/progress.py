@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from perseus_operator.families.training.features.hardware.hardware import Described, Hardware, scatter
+from perseus_operator.families.training.features.hardware.hardware import Described, JobHardware, scatter
 from perseus_operator.nodes.gpu import StoredLatency
 from perseus_operator.nodes.iterations import JobIteration
 
@@ -23,7 +23,7 @@ _SCATTERS: Final = 32
 class HardwareProgress:
     """What is measured, and what is in use."""
 
-    in_use: Hardware | None = None
+    in_use: JobHardware | None = None
     """What plans are rehearsed under; None: the GPUs are not known yet."""
     described: Described = field(default_factory=Described)
     """What the GPUs say of themselves."""
@@ -53,7 +53,7 @@ class HardwareProgress:
         """The profile was read, with this latency; None: none is stored with it."""
         self.stored = stored
 
-    def adopted(self, hardware: Hardware | None) -> None:
+    def adopted(self, hardware: JobHardware | None) -> None:
         """Rehearse plans under this description from now on."""
         self.in_use = hardware
 
@@ -67,4 +67,4 @@ class HardwareProgress:
         """Relative standard deviation of an instruction's duration; None: not known yet."""
         if self.scatters:
             return median(self.scatters)
-        return self.in_use.noise_ppm / 1e6 if self.in_use is not None else None
+        return self.in_use.noise if self.in_use is not None else None
