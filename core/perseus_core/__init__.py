@@ -10,6 +10,8 @@ Nothing flows through this room. It holds the types of values that pass between 
     leases          the clock that a lease asks for, and what an agent answers of each GPU
     latency         how long a GPU takes to change its clock: its distribution, or what is published for its model
     clock_latency   what a GPU has measured of it, by the clocks that it changed between
+    iteration       what a rank did in one iteration, as it is reported
+    evidence        how clocks followed the plan in it
     hardware        what a plan meets on GPUs: these latencies, marks and scatter; its JSON
     gpus            how time and power of a GPU model follow its clock
     serving         what an engine says, and the table of clocks that it follows

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of
+from tests.doubles.recording_node import RecordingNode, plan_set_of
 
-from perseus_agent.clocks.telemetry import IterationSummary, RankProcess, TelemetryHub
+from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_core.rank import RankId
+from perseus_core.iteration import IterationReport
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -127,17 +127,16 @@ def a_day(_: int = 0) -> float:
     """
     hub = TelemetryHub(4_096)
     reader, _asleep = hub.watch("job"), hub.watch("job")
-    ranks = [RankProcess("job", "pod", gpu_uuid(gpu), RankId(0, gpu), gpu) for gpu in range(GPUS)]
-    meters = [EnergyMeter() for _ in ranks]
+    meters = [EnergyMeter() for _ in range(GPUS)]
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak value
     before_kib = memory_kib("VmRSS")
     for iteration in range(24 * 3600 // 3):
-        for rank, meter in zip(ranks, meters, strict=True):
+        for gpu, meter in enumerate(meters):
             for sample in range(60):
                 now_us = (iteration * 60 + sample) * 50_000
                 meter.add(EnergyReading(now_us, now_us // 4))
             durations = tuple(15_000 + iteration % 97 + index for index in range(192))
-            hub.publish("job", IterationSummary(rank, iteration, 3_000_000, 2_900_000, 750_000, "p", 1, durations, 96))
+            hub.publish("job", IterationReport(0, gpu, 0, iteration, 3_000_000, 2_900_000, 750_000, 1, durations))
         reader.take(0)
     return (memory_kib("VmHWM") - before_kib) / 1024
 

@@ -32,7 +32,7 @@ from tests.doubles.fleet_cluster import FleetCluster, Operator
 from tests.replicas import Replicas
 from tests.unit.operator.conftest import Job
 
-from perseus_operator.nodes.iterations import Report
+from perseus_core.iteration import IterationReport
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.objects.values import Pod
 from perseus_sim.cluster.api_servers import Server, embedded_server
@@ -171,7 +171,7 @@ def one_job() -> Result:
         decide_s = _cpu_s(lambda job=job: job.decide(), 5)
         reports = [list(_iteration(job, iteration)) for iteration in range(1, 4)]
 
-        def observe(job: Job = job, reports: list[list[tuple[Node, Report]]] = reports) -> None:
+        def observe(job: Job = job, reports: list[list[tuple[Node, IterationReport]]] = reports) -> None:
             for node, report in reports.pop(0):
                 job.state.iteration_reported(node, report)
 
@@ -197,14 +197,14 @@ def _running(nodes: int) -> Job:
     return job
 
 
-def _iteration(job: Job, iteration: int) -> Iterator[tuple[Node, Report]]:
+def _iteration(job: Job, iteration: int) -> Iterator[tuple[Node, IterationReport]]:
     durations_us = array("I", [30_000] * INSTRUCTIONS)
     for n in range(len(job.state.nodes)):
         node = job.state.nodes[f"node-{n}"]
         for tp in range(RANKS):
             yield (
                 node,
-                Report(n // STAGES, n % STAGES, tp, iteration, 1_000_000, 990_000, 500_000, 0, durations_us),
+                IterationReport(n // STAGES, n % STAGES, tp, iteration, 1_000_000, 990_000, 500_000, 0, durations_us),
             )
 
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from perseus_core import keys
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.classes.energy_classes import INTERVAL_S, EnergyClasses
@@ -27,7 +28,7 @@ from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.errors import AgentError, SolveFailed
-from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.nodes.iterations import History
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.solving.answers import most_calibration_bytes
@@ -115,7 +116,7 @@ async def _telemetry(batch: bytes) -> None:
     node.rank_joined(Rank("p", "GPU-0", 0, 0, 0, 1, 0))
     try:
         async for event in _agent_sends(batch).watch("a:1", "job", namespace="evil"):
-            if isinstance(event, Report) and node.iteration_reported(event):
+            if isinstance(event, IterationReport) and node.iteration_reported(event):
                 history.add(event)
     except AgentError:
         return
@@ -216,7 +217,7 @@ def bytes_per_rank_hour() -> Result:
     def talk(begin: int, count: int) -> None:
         for number in range(begin, begin + count):
             durations = array("I", [number % 7 + 1]) * MAX_INSTRUCTIONS
-            history.add(Report(0, 0, 0, 2**53 - number, 10, 10, 1, 0, durations, durations, 1))
+            history.add(IterationReport(0, 0, 0, 2**53 - number, 10, 10, 1, 0, durations, durations, 1))
 
     tracemalloc.start()
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from perseus_core.gpus import BACKWARD_RATIO
+from perseus_core.iteration import IterationReport
 from perseus_operator.families.training.features.profile.sweep import (
     Recipe,
     Sweep,
@@ -15,7 +16,6 @@ from perseus_operator.families.training.features.profile.sweep import (
     common_clocks,
 )
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.nodes.iterations import Report
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.profiles import stage_weights
 from perseus_solver.schedules import build_schedule
@@ -46,7 +46,7 @@ class Job:
         self.iteration = 0
         self._energies.clear()
 
-    def step(self, sweep: Sweep, ranks: Sequence[tuple[int, int]] | None = None) -> list[Report]:
+    def step(self, sweep: Sweep, ranks: Sequence[tuple[int, int]] | None = None) -> list[IterationReport]:
         """One iteration; the first at a clock begins at the clock before, as after a late selection."""
         clock, point = sweep.clocks_mhz[sweep.point], sweep.point
         reports = []
@@ -62,7 +62,7 @@ class Job:
             n, sums = n + 1, [a + b for a, b in zip(sums, energies, strict=True)]
             self._energies[pipeline, stage] = n, point, sums
             reports.append(
-                Report(
+                IterationReport(
                     pipeline,
                     stage,
                     0,
@@ -89,7 +89,7 @@ def fresh(recipe: Recipe = RECIPE) -> Sweep:
     return Sweep(CLOCKS, "1f1b/2/3", recipe)
 
 
-def feed(meter: ProfileAggregator, sweep: Sweep, reports: Sequence[Report]) -> Sweep:
+def feed(meter: ProfileAggregator, sweep: Sweep, reports: Sequence[IterationReport]) -> Sweep:
     """As the profiler does."""
     for report in reports:
         if sweep.finished:

@@ -17,9 +17,9 @@ from typing import Any
 from tests.doubles.job_hardware import job_hardware
 from tests.unit.operator.conftest import Job
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.families.training.features.bound.guard import Hold
 from perseus_operator.families.training.features.frontier.inputs import inputs_digest
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
@@ -113,7 +113,7 @@ class StepsJob(Job):
             own_us = round(1e6 * (own_s[rank] if self._own_time else last_s))
             energy_mj, point = round(1000 * energies_j[rank]), points[rank]
             took_us = round(1e6 * last_s)
-            report = Report(
+            report = IterationReport(
                 rank, 0, 0, number, took_us, own_us, energy_mj, point, durations_us=[own_us], own_time=self._own_time
             )
             self.state.iteration_reported(node, report)

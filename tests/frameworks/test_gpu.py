@@ -132,11 +132,11 @@ def test_an_agent_that_may_not_write_measures_time_and_energy_of_every_instructi
         assert list(report.durations_us) == pytest.approx(said["durations_us"], rel=0.25)
         assert not report.planned
     last = settled[-1]
-    forward_mj, backward_mj = last.instruction_energy_mj
+    forward_mj, backward_mj = last.instruction_energies_mj
     forward_us, backward_us = said["durations_us"]
     forward_w, backward_w = 1000 * forward_mj / forward_us, 1000 * backward_mj / backward_us
     quiet_us = sum(report.quiet_us for report in settled)
-    quiet_w = 1000 * sum(report.quiet_energy_mj for report in settled) / quiet_us
+    quiet_w = 1000 * sum(report.quiet_mj for report in settled) / quiet_us
     assert quiet_us > 0.2 * said["wait_us"] * len(settled)
     assert forward_w == pytest.approx(backward_w, rel=0.25)
     assert 20 < quiet_w < 0.5 * forward_w

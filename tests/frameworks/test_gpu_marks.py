@@ -291,7 +291,8 @@ def test_energy_is_split_between_alternating_kernels_as_each_draws_alone(
         alone_w.append(sum(power for _, _, _, power in steady) / len(steady) / 1000)
     last = next(report for report in reversed(reports) if report.has_energy)
     found_w = [
-        1000 * energy / duration for energy, duration in zip(last.instruction_energy_mj, last.durations_us, strict=True)
+        1000 * energy / duration
+        for energy, duration in zip(last.instruction_energies_mj, last.durations_us, strict=True)
     ]
     print(f"alone {alone_w[0]:.0f} and {alone_w[1]:.0f} W, found in turns {found_w[0]:.0f} and {found_w[1]:.0f} W")
     assert alone_w[0] > 1.1 * alone_w[1], "the two kernels draw alike: nothing to tell apart"

@@ -36,12 +36,13 @@ from perseus_agent.clocks.telemetry import (
     BATCH_NUMBERS,
     MAX_NUMBERS,
     Event,
-    IterationSummary,
     RankProcess,
     TelemetryHub,
 )
 from perseus_agent.clocks.timetable import PERIOD_MIN_US, PLANS_KEPT, Timetable
 from perseus_agent.devices.base import EnergyReading
+from perseus_core.evidence import Evidence
+from perseus_core.iteration import IterationReport
 from perseus_core.latency import published_latency
 from perseus_core.marks import MarkSource
 from perseus_core.rank import RankId
@@ -343,9 +344,9 @@ def test_no_turn_with_a_rank_is_long_and_nothing_that_is_kept_grows(kinds: list[
         assert lines_of(lambda: reports.add(follower.leave(0))) < TURN_LINES
         assert not backlog.pending
     for event in published:
-        assert isinstance(event, IterationSummary)
+        assert isinstance(event, IterationReport)
         assert 0 <= event.compute_span_us <= event.iteration_time_us <= MAX_DURATION_US
-        assert event.below_plan_us >= 0 <= event.above_plan_us
+        assert event.evidence is None or (event.evidence.below_us or 0) >= 0 <= (event.evidence.above_us or 0)
 
 
 @few
@@ -381,9 +382,8 @@ def test_time_beside_the_plan_costs_no_more_than_its_instructions_and_changes(
     assert lines_of(lambda: clock_during(record, HUGE, [ClockReading(n, 900, True) for n in range(changes)])) < 3_000
 
 
-def summary(iteration: int, numbers: int, tp: int = 0) -> IterationSummary:
-    rank = RankProcess("job", "pod", "GPU-0", RankId(0, 0, tp), 1)
-    return IterationSummary(rank, iteration, 1, 1, None, "p", 0, (1,) * numbers, 0, marks=MarkSource.GPU)
+def summary(iteration: int, numbers: int, tp: int = 0) -> IterationReport:
+    return IterationReport(0, 0, tp, iteration, 1, 1, None, 0, (1,) * numbers, evidence=Evidence(MarkSource.GPU))
 
 
 @settings(max_examples=30)
@@ -394,14 +394,14 @@ def test_what_a_reader_is_kept_and_sent_is_bounded_in_numbers(sizes: list[int], 
     for iteration, size in enumerate(sizes):
         hub.publish("job", summary(iteration, size))
         assert len(reader._events) <= capacity
-        stored = sum(event.numbers for event in reader._events if isinstance(event, IterationSummary))
+        stored = sum(event.numbers for event in reader._events if isinstance(event, IterationReport))
         assert stored == reader._numbers
         assert stored <= MAX_NUMBERS or len(reader._events) == 1
     seen = 0
     while reader._events:
         taken = reader.take(0)
         assert taken is not None
-        events = [event for event in taken[1] if isinstance(event, IterationSummary)]
+        events = [event for event in taken[1] if isinstance(event, IterationReport)]
         assert 1 <= len(events) <= BATCH_EVENTS
         assert sum(event.numbers for event in events[:-1]) <= BATCH_NUMBERS
         seen += len(events)

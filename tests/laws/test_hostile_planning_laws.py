@@ -12,7 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from perseus_core.evidence import Evidence
 from perseus_core.gpus import curves_of
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.job import Straggler, StragglerMode
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.errors import InvalidProfile
@@ -37,8 +39,7 @@ from perseus_operator.families.training.features.profile.sweep import (
 from perseus_operator.families.training.features.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.families.training.work.profiler import parse_profile
-from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.iterations import KEPT, History, JobIteration, Report, summarise
+from perseus_operator.nodes.iterations import KEPT, History, JobIteration, summarise
 from perseus_solver.schedules import build_schedule
 
 SPEC = Straggler(mode=StragglerMode.AUTOMATIC, slowdown_threshold="5%", recovery_threshold="2%", confirm_iterations=2)
@@ -55,7 +56,7 @@ POINTS = st.none() | st.sampled_from([0, 0, 0, 1, 2**32 - 1])
 
 
 @st.composite
-def iterations(draw: st.DrawFn) -> list[Report]:
+def iterations(draw: st.DrawFn) -> list[IterationReport]:
     """The reports of both pipelines, as far as they are believed."""
     found = []
     for number in draw(st.lists(NUMBERS, max_size=12) | st.just(list(range(12)))):
@@ -63,11 +64,11 @@ def iterations(draw: st.DrawFn) -> list[Report]:
         for dp in range(PIPELINES):
             time_us = draw(TIMES)
             span_us = draw(st.sampled_from([1, time_us]) | TIMES)
-            found.append(Report(dp, 0, 0, number, time_us, span_us, draw(st.none() | ENERGIES), point))
+            found.append(IterationReport(dp, 0, 0, number, time_us, span_us, draw(st.none() | ENERGIES), point))
     return [report for report in found if is_valid_report(report)]
 
 
-def seen(reports: list[Report]) -> list[JobIteration]:
+def seen(reports: list[IterationReport]) -> list[JobIteration]:
     history = History(PIPELINES, 1)
     done = [iteration for report in reports if (iteration := history.add(report)) is not None]
     assert len(history.recent) <= KEPT
@@ -75,7 +76,7 @@ def seen(reports: list[Report]) -> list[JobIteration]:
 
 
 LEAP = [
-    Report(dp, 0, 0, number, time_us, 1, None, 0)
+    IterationReport(dp, 0, 0, number, time_us, 1, None, 0)
     for number, time_us in enumerate([1, MAX_TIME_US, MAX_TIME_US, MAX_TIME_US])
     for dp in range(PIPELINES)
 ]
@@ -85,7 +86,7 @@ LEAP = [
 @given(iterations(), st.floats(1.0, MAX_TIME_US), st.sampled_from([math.inf, 1.0, 64.0]))
 @example(LEAP, 1.0, math.inf)
 def test_a_plan_is_withdrawn_or_not_whatever_times_are_reported(
-    reports: list[Report], bound_us: float, reference: float
+    reports: list[IterationReport], bound_us: float, reference: float
 ) -> None:
     done, bound = seen(reports), Bound(bound_us, iterations=reference)
     scatter = scatter_of(done)
@@ -103,7 +104,7 @@ def test_a_plan_is_withdrawn_or_not_whatever_times_are_reported(
 @given(iterations(), st.sets(st.integers(0, 1)))
 @example(LEAP, set())
 def test_stragglers_have_a_slowdown_within_its_bounds_whatever_spans_are_reported(
-    reports: list[Report], evident: set[int]
+    reports: list[IterationReport], evident: set[int]
 ) -> None:
     detector = StragglerDetector()
     for iteration in seen(reports):
@@ -129,7 +130,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
             durations = array("I", draw(st.lists(DURATIONS, min_size=WORDS, max_size=WORDS)))
             energies = array("I", draw(st.lists(ENERGIES, min_size=WORDS, max_size=WORDS)))
             time_us, energy_mj = draw(TIMES), draw(ENERGIES)
-            report = Report(0, stage, 0, number, time_us, 1, energy_mj, sweep.point, durations, energies, 1)
+            report = IterationReport(0, stage, 0, number, time_us, 1, energy_mj, sweep.point, durations, energies, 1)
             quiet = {"quiet_us": draw(st.sampled_from([0, time_us])), "quiet_mj": draw(st.sampled_from([0, energy_mj]))}
             clock_mhz = draw(st.sampled_from([None, 1, sweep.clocks_mhz[sweep.point], 2**32 - 1]))
             report = replace(report, **quiet, evidence=Evidence(clock_mhz=clock_mhz))

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_core.instruction import InstructionKind
+from perseus_core.iteration import IterationReport
 from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import is_valid_report
 from perseus_operator.families.training.features.profile.drift import Drift
-from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.nodes.iterations import History
 from perseus_operator.nodes.latencies import latency_by_clock, measured_latency
 from perseus_operator.solving.calibration import FrontierTimes
 from perseus_proto.v1alpha1 import agent_pb2
@@ -54,7 +55,9 @@ POSSIBLE = st.sampled_from([1, 2, 20_000, 2**32 - 1])
 def test_paces_are_known_of_any_times_that_are_measured(words: list[int]) -> None:
     history = History(PIPELINES, STAGES)
     places = [(dp, stage) for dp in range(PIPELINES) for stage in range(STAGES)]
-    *_, done = (history.add(Report(*place, 0, 1, 10**9, 10**9, 1, None, array("I", words))) for place in places)
+    *_, done = (
+        history.add(IterationReport(*place, 0, 1, 10**9, 10**9, 1, None, array("I", words))) for place in places
+    )
     assert done is not None
     assert set(PLANNED.paces(done)) == set(range(PIPELINES))
 
@@ -71,7 +74,7 @@ def test_paces_and_drift_are_known_whatever_ranks_say_of_their_instructions(data
                 words = data.draw(st.sampled_from([POSSIBLE, POSSIBLE, POSSIBLE, WORDS]))
                 durations_us = array("I", data.draw(st.lists(words, min_size=length, max_size=length)))
                 point = data.draw(st.none() | WORDS)
-                report = Report(dp, stage, 0, iteration, 10**9, 10**9, 1, point, durations_us)
+                report = IterationReport(dp, stage, 0, iteration, 10**9, 10**9, 1, point, durations_us)
                 done = history.add(report) if is_valid_report(report) else None
                 if done is None:
                     continue

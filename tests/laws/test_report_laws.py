@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doubles.kept import kept
 
+from perseus_core.evidence import Evidence
+from perseus_core.iteration import IterationReport
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_report
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
@@ -19,8 +21,7 @@ from perseus_operator.families.training.features.stragglers.detector import Stra
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.jobs.job import Job as PerseusJob
-from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.nodes.iterations import History
 from perseus_operator.objects.values import JobRef
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_solver.schedules import build_schedule
@@ -51,9 +52,9 @@ durations = st.just(()) | st.lists(words, min_size=INSTRUCTIONS, max_size=INSTRU
 
 
 @st.composite
-def reports(draw: st.DrawFn) -> Report:
+def reports(draw: st.DrawFn) -> IterationReport:
     """What a hostile process can make its agent say, or a hostile agent can say by itself."""
-    return Report(
+    return IterationReport(
         dp=draw(st.sampled_from([0, 1, 2, 2**32 - 1])),
         stage=draw(st.sampled_from([0, 1, 2, 2**32 - 1])),
         tp=draw(st.sampled_from([0, 0, 1])),
@@ -73,7 +74,7 @@ def reports(draw: st.DrawFn) -> Report:
     )
 
 
-def spoken(way: str, count: int, instructions: int = INSTRUCTIONS) -> Iterator[Report]:
+def spoken(way: str, count: int, instructions: int = INSTRUCTIONS) -> Iterator[IterationReport]:
     """Reports of one rank whose pipeline never becomes complete: its numbers go that way."""
     number = {
         "equal": lambda _: 7,
@@ -83,7 +84,7 @@ def spoken(way: str, count: int, instructions: int = INSTRUCTIONS) -> Iterator[R
     }[way]
     words_of = array("I", [1]) * instructions
     for index in range(count):
-        yield Report(0, 0, 0, number(index), 10, 10, 1, 0, words_of[:], words_of[:], 1)
+        yield IterationReport(0, 0, 0, number(index), 10, 10, 1, 0, words_of[:], words_of[:], 1)
 
 
 WAYS = ["equal", "falling", "rising", "leaping"]
@@ -112,9 +113,9 @@ def test_long_reports_are_counted_in_iterations_that_a_short_one_has_opened() ->
     history = History(1, 2)
     long = array("I", [1]) * MAX_INSTRUCTIONS
     for iteration in range(40):
-        history.add(Report(0, 0, 0, iteration, 10, 10, 1, 0))
-        history.add(Report(0, 0, 1, iteration, 10, 10, 1, 0, long[:])) if iteration % 2 else None
-        history.add(Report(0, 0, 0, iteration, 10, 10, 1, 0, long[:]))
+        history.add(IterationReport(0, 0, 0, iteration, 10, 10, 1, 0))
+        history.add(IterationReport(0, 0, 1, iteration, 10, 10, 1, 0, long[:])) if iteration % 2 else None
+        history.add(IterationReport(0, 0, 0, iteration, 10, 10, 1, 0, long[:]))
     assert kept(history) <= 10 * MAX_INSTRUCTIONS
 
 
@@ -138,7 +139,7 @@ def test_ranks_that_are_none_of_the_job_are_kept_nowhere() -> None:
     empty = kept(history) + kept(aggregator)
     one = array("I", [1]) * INSTRUCTIONS
     for dp in range(2, 2_000):
-        report = Report(dp, 0, 0, 1, 10, 10, 1, 0, one, one, 1)
+        report = IterationReport(dp, 0, 0, 1, 10, 10, 1, 0, one, one, 1)
         history.add(report)
         aggregator.observe(report, 900)
     assert kept(history) + kept(aggregator) <= empty + 100
@@ -146,7 +147,7 @@ def test_ranks_that_are_none_of_the_job_are_kept_nowhere() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(reports(), max_size=60))
-def test_no_report_ends_a_reader_and_all_keep_a_bounded_amount(said: list[Report]) -> None:
+def test_no_report_ends_a_reader_and_all_keep_a_bounded_amount(said: list[IterationReport]) -> None:
     said = [report for report in said if is_valid_report(report)]
     state, history = Training(PerseusJob(JobRef("a", "b", "u"))), History(PIPELINES, STAGES)
     spec = parse_spec(

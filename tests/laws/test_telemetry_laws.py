@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import groupby
+from statistics import median
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,14 @@ from tests.offenders import about_each
 
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.stage_reports import combine
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
+from perseus_agent.clocks.telemetry import Event, RankProcess
 from perseus_agent.servers.event_messages import event_message, rank_message
+from perseus_core.evidence import Evidence
+from perseus_core.iteration import IterationReport
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.rank import RankId
 from perseus_operator.clients.agents.messages import event_of, is_valid, schedule_of
-from perseus_operator.nodes.iterations import History, JobIteration, Report
+from perseus_operator.nodes.iterations import History, JobIteration
 from perseus_proto.hello import Hello, Timing, make_schedule
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -49,29 +53,64 @@ OWN = st.fixed_dictionaries(
 )
 
 
+def report_of(
+    rank: RankId,
+    *,
+    plan_id: str = "",
+    point: int = 0,
+    marks: MarkSource | None = MarkSource.GPU,
+    control: ClockControl = ClockControl.TIMETABLE,
+    leads_us: tuple[int, ...] = (),
+    below_plan_us: int = 0,
+    above_plan_us: int = 0,
+    median_clock_mhz: int = 0,
+    power_limited: bool = False,
+    **fields: Any,
+) -> IterationReport:
+    """What an agent reports of a rank that it has measured so."""
+    figures = {"iteration_time_us": 10, "compute_span_us": 9, "energy_mj": 5, "durations_us": (1, 2, 3), **fields}
+    evidence = Evidence.of_iteration(
+        marks=marks,
+        control=control,
+        lead_us=round(median(leads_us)) if leads_us else None,
+        below_us=below_plan_us,
+        above_us=above_plan_us,
+        computing_us=min(sum(figures["durations_us"]), figures["compute_span_us"]),
+        clock_mhz=median_clock_mhz,
+        power_limited=power_limited,
+    )
+    return IterationReport(
+        *(rank.dp, rank.stage, rank.tp, 3),
+        point=point if plan_id else None,
+        evidence=evidence,
+        plan_id=plan_id,
+        gpu_uuid=f"GPU-{rank.dp}-{rank.stage}-{rank.tp}",
+        **figures,
+    )
+
+
 @st.composite
-def iterations(draw: st.DrawFn) -> list[IterationSummary]:
+def iterations(draw: st.DrawFn) -> list[IterationReport]:
     """The reports of all ranks of a job, in any order."""
     alike, found = draw(st.fixed_dictionaries(ALIKE)), []
     differing = draw(st.dictionaries(st.sampled_from(RANKS), st.sampled_from(sorted(ALIKE)), max_size=3))
     for rank in RANKS:
-        process = RankProcess("job", "pod", f"GPU-{rank.dp}-{rank.stage}-{rank.tp}", rank, 1 + rank.tp)
         other = {name: draw(ALIKE[name]) for name in [differing.get(rank)] if name}
-        found.append(IterationSummary(rank=process, iteration=3, **{**alike, **other, **draw(OWN)}))
+        found.append(report_of(rank, **{**alike, **other, **draw(OWN)}))
     return draw(st.permutations(found))
 
 
-def received(events: list[Event]) -> list[Report]:
+def received(events: list[Event]) -> list[IterationReport]:
     """What the operator makes of a message."""
     batch = agent_pb2.TelemetryBatch(events=[event_message(event) for event in events])
     parsed = agent_pb2.TelemetryBatch.FromString(batch.SerializeToString())
     found = [event_of(event) for event in parsed.events]
-    reports = [report for report in found if isinstance(report, Report)]
+    reports = [report for report in found if isinstance(report, IterationReport)]
     assert all(map(is_valid, reports))
     return reports
 
 
-def told(reports: list[Report]) -> list[JobIteration]:
+def told(reports: list[IterationReport]) -> list[JobIteration]:
     """The job's iterations that these reports complete."""
     history = History(PIPELINES, STAGES * SPLIT)
     found = [history.add(report) for report in reports]
@@ -79,7 +118,7 @@ def told(reports: list[Report]) -> list[JobIteration]:
 
 
 @given(iterations())
-def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events: list[IterationSummary]) -> None:
+def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events: list[IterationReport]) -> None:
     single, together = told(received(list(events))), told(received(combine(events)))
     assert [i.iteration for i in together] == [i.iteration for i in single]
     for one, other in zip(single, together, strict=True):
@@ -92,14 +131,8 @@ def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events
 @about_each([None, *RANKS])
 def test_the_energy_of_the_job_is_known_where_that_of_every_rank_is_and_is_their_sum(unknown: RankId | None) -> None:
     """Unknown is not empty: neither on the wire, nor in a sum."""
-    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE}
     energies_mj = {rank: None if rank == unknown else 5 * number for number, rank in enumerate(RANKS)}
-    events: list[Event] = [
-        IterationSummary(
-            RankProcess("job", "pod", "GPU", rank, 1), 3, 10, 9, energies_mj[rank], "", 0, (1, 2, 3), 2, **alike
-        )
-        for rank in RANKS
-    ]
+    events: list[Event] = [report_of(rank, energy_mj=energies_mj[rank]) for rank in RANKS]
     assert {report.rank_id: report.energy_mj for report in received(events)} == energies_mj
     for reports in received(events), received(combine(events)):
         (iteration,) = told(reports)
@@ -107,20 +140,16 @@ def test_the_energy_of_the_job_is_known_where_that_of_every_rank_is_and_is_their
 
 
 @given(iterations())
-def test_every_rank_is_in_exactly_one_report(events: list[IterationSummary]) -> None:
+def test_every_rank_is_in_exactly_one_report(events: list[IterationReport]) -> None:
     reports = received(combine(events))
     assert sorted(rank for report in reports for rank in report.rank_ids) == sorted(RANKS)
 
 
 def test_ranks_that_agree_are_one_report_for_each_stage_and_pipeline() -> None:
-    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE, "median_clock_mhz": 900}
-    events: list[Event] = [
-        IterationSummary(RankProcess("job", "pod", "GPU", rank, 1), 3, 10, 9, 5, "a" * 64, 1, (1, 2, 3), 2, **alike)
-        for rank in RANKS
-    ]
+    events: list[Event] = [report_of(rank, plan_id="a" * 64, point=1, median_clock_mhz=900) for rank in RANKS]
     notice = GpuNotice(GpuNoticeKind.POWER_CAP, "GPU", active=True, message="held")
     combined = combine([*events[:3], notice, *events[3:]])
-    assert [key for key, _ in groupby(map(type, combined))] == [IterationSummary, GpuNotice, IterationSummary]
+    assert [key for key, _ in groupby(map(type, combined))] == [IterationReport, GpuNotice, IterationReport]
     reports = received(combined)
     assert len(reports) == PIPELINES * STAGES
     assert {report.energy_mj for report in reports} == {SPLIT * 5}
@@ -128,15 +157,10 @@ def test_ranks_that_agree_are_one_report_for_each_stage_and_pipeline() -> None:
 
 def test_a_rank_with_a_held_clock_is_judged_by_itself() -> None:
     """One of four is above its plan until its timetable is known; of all four together that would not show."""
-    held = {"marks": MarkSource.GPU, "control": ClockControl.HELD}
-    events = [
-        IterationSummary(
-            RankProcess("job", "pod", "GPU", rank, 1),
-            *(3, 20_000, 15_000, 5, "a" * 64, 1, (5_000, 5_000, 5_000), 2),
-            above_plan_us=1_000 if rank == RANKS[0] else 0,
-            **held,
-        )
-        for rank in RANKS
+    held = {"plan_id": "a" * 64, "control": ClockControl.HELD, "durations_us": (5_000, 5_000, 5_000)}
+    times_us = {"iteration_time_us": 20_000, "compute_span_us": 15_000}
+    events: list[Event] = [
+        report_of(rank, above_plan_us=1_000 if rank == RANKS[0] else 0, **held, **times_us) for rank in RANKS
     ]
     (iteration,) = told(received(combine(events)))
     assert iteration.mixed
@@ -144,12 +168,7 @@ def test_a_rank_with_a_held_clock_is_judged_by_itself() -> None:
 
 def test_a_rank_that_reports_an_iteration_twice_is_in_two_reports() -> None:
     """It has started again; a report that named it twice could not be true."""
-    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE}
-    events = [
-        IterationSummary(RankProcess("job", "pod", "GPU", rank, pid), 3, 10, 9, 5, "", 0, (1, 2, 3), 2, **alike)
-        for pid in (1, 2)
-        for rank in RANKS[:SPLIT]
-    ]
+    events: list[Event] = [report_of(rank) for _ in range(2) for rank in RANKS[:SPLIT]]
     assert [report.rank_ids for report in received(combine(events))] == 2 * [RANKS[:SPLIT]]
 
 

@@ -11,13 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import add, le, sub
+from statistics import median
 from typing import Final
 
 from perseus_agent.clocks.follower import Finished
 from perseus_agent.clocks.latency import Effect
 from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
-from perseus_agent.clocks.telemetry import Event, IterationSummary
+from perseus_agent.clocks.telemetry import Event
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
+from perseus_core.evidence import Evidence
+from perseus_core.iteration import IterationReport
 from perseus_core.units import s_from_us
 
 MAX_UNFINISHED: Final = 16
@@ -113,32 +116,42 @@ class IterationReports:
         clock_mhz, limited = clock_during(record, one.next_begin_us, self.clocks)
         leads_us = record.leads_us if one.machine_clock else ()
         self.lead_s = s_from_us(max(leads_us)) if leads_us else None
-        self._publish(
-            one.rank.job_uid,
-            IterationSummary(
-                rank=one.rank,
-                iteration=record.iteration,
-                iteration_time_us=one.next_begin_us - record.begin_us,
-                compute_span_us=min(record.end_us, one.next_begin_us) - record.begin_us,
-                energy_mj=energy_mj,
-                plan_id=plan.plan_id if plan else "",
-                point=plan.point if plan else 0,
-                durations_us=record.durations_us,
-                clock_changes=one.clock_changes,
-                instruction_energy_mj=means_mj,
-                instruction_energy_iterations=self._energies.iterations if means_mj else 0,
-                quiet_us=quiet_us,
-                quiet_energy_mj=quiet_mj,
-                marks=record.source if one.machine_clock else None,
-                control=one.control if plan else None,
-                leads_us=leads_us,
-                below_plan_us=below_us,
-                above_plan_us=above_us,
-                median_clock_mhz=clock_mhz,
-                power_limited=limited,
-                own_time=one.own_time,
-            ),
+        yield
+        lead_us = round(median(leads_us)) if leads_us else None
+        yield
+        span_us = min(record.end_us, one.next_begin_us) - record.begin_us
+        evidence = Evidence.of_iteration(
+            marks=record.source if one.machine_clock else None,
+            control=one.control if plan else None,
+            lead_us=lead_us,
+            below_us=below_us,
+            above_us=above_us,
+            computing_us=min(sum(record.durations_us), span_us),
+            clock_mhz=clock_mhz,
+            power_limited=limited,
         )
+        rank = one.rank.rank_id
+        report = IterationReport(
+            dp=rank.dp,
+            stage=rank.stage,
+            tp=rank.tp,
+            iteration=record.iteration,
+            iteration_time_us=one.next_begin_us - record.begin_us,
+            compute_span_us=span_us,
+            energy_mj=energy_mj,
+            point=plan.point if plan else None,
+            durations_us=record.durations_us,
+            instruction_energies_mj=means_mj,
+            energy_iterations=self._energies.iterations if means_mj else 0,
+            quiet_us=quiet_us,
+            quiet_mj=quiet_mj,
+            evidence=evidence,
+            own_time=one.own_time,
+            gpu_uuid=one.rank.gpu_uuid,
+            plan_id=plan.plan_id if plan else "",
+            clock_changes=one.clock_changes,
+        )
+        self._publish(one.rank.job_uid, report)
 
     def _account(self, one: Finished, key: object) -> Generator[None, None, int | None]:
         """Energy of an iteration, and of each of its instructions into the means."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import median
 
-from perseus_agent.clocks.telemetry import Event, IterationSummary
+from perseus_agent.clocks.telemetry import Event
+from perseus_core import evidence
+from perseus_core.iteration import IterationReport
 from perseus_core.marks import ClockControl
 
 
@@ -25,58 +26,52 @@ def combine(events: Iterable[Event]) -> list[Event]:
     Returns:
         The events in that order; a combined one stands in the place of its first.
     """
-    together: dict[object, list[IterationSummary]] = {}
-    ordered: list[Event | list[IterationSummary]] = []
+    together: dict[object, list[IterationReport]] = {}
+    ordered: list[Event | list[IterationReport]] = []
     for event in events:
-        if not isinstance(event, IterationSummary) or (key := _key(event)) is None:
+        if not isinstance(event, IterationReport) or (key := _key(event)) is None:
             ordered.append(event)
             continue
         own = together.get(key)
-        if own is None or any(event.rank.rank_id == other.rank.rank_id for other in own):  # twice: it has started again
+        if own is None or any(event.rank_id == other.rank_id for other in own):  # twice: it has started again
             own = together[key] = []
             ordered.append(own)
         own.append(event)
     return [_combined(event) if isinstance(event, list) else event for event in ordered]
 
 
-def _key(summary: IterationSummary) -> object | None:
+def _key(report: IterationReport) -> object | None:
     """What ranks must agree on to be reported together; None: this one is reported by itself."""
+    clocks = report.evidence
     # Whether a held clock was a transition is decided for each rank by itself.
-    if summary.marks is None or summary.control is ClockControl.HELD:
+    if clocks is None or clocks.marks is None or clocks.control is ClockControl.HELD:
         return None
-    dp, stage, _ = summary.rank.rank_id
-    plan = summary.plan_id, summary.point
-    clocks = summary.marks, summary.control, summary.power_limited, summary.own_time, summary.median_clock_mhz > 0
-    return dp, stage, summary.iteration, plan, clocks
+    plan = report.plan_id, report.point
+    control = clocks.marks, clocks.control, clocks.limited_mhz is None, clocks.clock_mhz is None, report.own_time
+    return report.dp, report.stage, report.iteration, plan, control
 
 
-def _combined(ranks: Sequence[IterationSummary]) -> IterationSummary:
+def _combined(ranks: Sequence[IterationReport]) -> IterationReport:
     if len(ranks) == 1:
         return ranks[0]
     energies_mj = [rank.energy_mj for rank in ranks]
-    computing_us = [min(sum(rank.durations_us), rank.compute_span_us) for rank in ranks]
-    leads_us = [round(median(rank.leads_us)) for rank in ranks if rank.leads_us]
     return replace(
         ranks[0],
-        tensor_parallel_ranks=tuple(sorted(rank.rank.rank_id.tp for rank in ranks)),
+        together=tuple(sorted(rank.tp for rank in ranks)),
         iteration_time_us=max(rank.iteration_time_us for rank in ranks),
         compute_span_us=max(rank.compute_span_us for rank in ranks),
         energy_mj=None if None in energies_mj else sum(energy for energy in energies_mj if energy is not None),
         durations_us=_slowest(ranks),
         clock_changes=sum(rank.clock_changes for rank in ranks),
-        instruction_energy_mj=(),
-        instruction_energy_iterations=0,
+        instruction_energies_mj=(),
+        energy_iterations=0,
         quiet_us=0,
-        quiet_energy_mj=0,
-        leads_us=(max(leads_us),) if leads_us else (),
-        below_plan_us=sum(min(r.below_plan_us, own) for r, own in zip(ranks, computing_us, strict=True)),
-        above_plan_us=sum(min(r.above_plan_us, own) for r, own in zip(ranks, computing_us, strict=True)),
-        computing_us=sum(computing_us),
-        median_clock_mhz=min(rank.median_clock_mhz for rank in ranks),
+        quiet_mj=0,
+        evidence=evidence.combine(rank.evidence for rank in ranks),
     )
 
 
-def _slowest(ranks: Sequence[IterationSummary]) -> tuple[int, ...]:
+def _slowest(ranks: Sequence[IterationReport]) -> tuple[int, ...]:
     """Each instruction on the rank where it took longest; empty: some rank did not report its instructions."""
     lengths = {len(rank.durations_us) for rank in ranks}
     if len(lengths) > 1 or any(min(rank.durations_us, default=0) <= 0 for rank in ranks):

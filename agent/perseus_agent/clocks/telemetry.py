@@ -14,7 +14,7 @@ from typing import Final
 
 from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.errors import TooMuch
-from perseus_core.marks import ClockControl, MarkSource
+from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 from perseus_proto.engine_hello import EngineHello
 
@@ -48,48 +48,6 @@ class RankChange:
     rank: RankProcess
     joined: bool
     iteration: int
-
-
-@dataclass(frozen=True)
-class IterationSummary:
-    """What one rank did in one iteration."""
-
-    rank: RankProcess
-    iteration: int
-    iteration_time_us: int
-    compute_span_us: int
-    energy_mj: int | None
-    plan_id: str
-    """Empty: nothing was planned, default clocks."""
-    point: int
-    durations_us: tuple[int, ...]
-    clock_changes: int
-    instruction_energy_mj: tuple[int, ...] = ()
-    """Means over the iterations run so far under this plan and point."""
-    instruction_energy_iterations: int = 0
-    quiet_us: int = 0
-    """Within waits, from one move of the counter to a later one."""
-    quiet_energy_mj: int = 0
-    marks: MarkSource | None = None
-    """None: of another clock than the machine's."""
-    control: ClockControl | None = None
-    """None: no plan was followed."""
-    leads_us: tuple[int, ...] = ()
-    below_plan_us: int = 0
-    above_plan_us: int = 0
-    median_clock_mhz: int = 0
-    power_limited: bool = False
-    own_time: bool = False
-    """The last instruction ended before the rank waited for other pipelines."""
-    tensor_parallel_ranks: tuple[int, ...] = ()
-    """That this describes together, see ``stage_reports``; empty: it describes ``rank`` alone."""
-    computing_us: int = 0
-    """Of these together: the sum of the time that they spent in instructions."""
-
-    @property
-    def numbers(self) -> int:
-        """How many it carries of single instructions."""
-        return len(self.durations_us) + len(self.leads_us) + len(self.instruction_energy_mj)
 
 
 @dataclass(frozen=True)
@@ -149,7 +107,7 @@ class EngineSummary:
         return 2 * (len(self.first_tokens) + len(self.tokens))
 
 
-Event = RankChange | IterationSummary | GpuNotice | EngineChange | EngineSummary
+Event = RankChange | IterationReport | GpuNotice | EngineChange | EngineSummary
 
 
 class Watcher:
@@ -208,7 +166,7 @@ class Watcher:
 
 
 def _numbers(event: Event) -> int:
-    return event.numbers if isinstance(event, IterationSummary | EngineSummary) else 0
+    return event.numbers if isinstance(event, IterationReport | EngineSummary) else 0
 
 
 class TelemetryHub:

@@ -9,12 +9,13 @@ from perseus_agent.clocks.telemetry import (
     EngineChange,
     EngineSummary,
     Event,
-    IterationSummary,
     RankChange,
     RankProcess,
 )
 from perseus_agent.servers.engine_messages import engine_message, window_message
+from perseus_core.iteration import IterationReport
 from perseus_proto.hello import Hello
+from perseus_proto.iteration import encode_iteration
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 
@@ -51,8 +52,8 @@ def event_message(event: Event) -> messages.TelemetryEvent:
             fields = {f"engine_{_way(joined)}": engine_message(engine)}
         case EngineSummary():
             fields = {"window": window_message(event)}
-        case IterationSummary():
-            fields = {"iteration": _iteration(event)}
+        case IterationReport():
+            fields = {"iteration": encode_iteration(event)}
         case GpuNotice(kind, gpu_uuid, active, text):
             kind_name = f"KIND_{kind.value}"
             fields = {"gpu": messages.GpuEvent(kind=kind_name, gpu_uuid=gpu_uuid, active=active, message=text)}
@@ -61,36 +62,3 @@ def event_message(event: Event) -> messages.TelemetryEvent:
 
 def _way(joined: bool) -> str:
     return "joined" if joined else "left"
-
-
-def _iteration(summary: IterationSummary) -> messages.IterationReport:
-    return messages.IterationReport(
-        data_parallel_rank=summary.rank.rank_id.dp,
-        stage=summary.rank.rank_id.stage,
-        tensor_parallel_rank=summary.rank.rank_id.tp,
-        gpu_uuid=summary.rank.gpu_uuid,
-        iteration=summary.iteration,
-        iteration_time_us=summary.iteration_time_us,
-        compute_span_us=summary.compute_span_us,
-        energy_mj=summary.energy_mj or 0,
-        has_energy=summary.energy_mj is not None,
-        plan_id=summary.plan_id,
-        point=summary.point,
-        planned=bool(summary.plan_id),
-        durations_us=summary.durations_us,
-        clock_changes=summary.clock_changes,
-        instruction_energy_mj=summary.instruction_energy_mj,
-        instruction_energy_iterations=summary.instruction_energy_iterations,
-        quiet_us=summary.quiet_us,
-        quiet_energy_mj=summary.quiet_energy_mj,
-        marks=summary.marks or 0,  # type: ignore[arg-type]  # numbers of the same enum
-        control=summary.control or 0,  # type: ignore[arg-type]
-        leads_us=summary.leads_us,
-        below_plan_us=summary.below_plan_us,
-        above_plan_us=summary.above_plan_us,
-        median_clock_mhz=summary.median_clock_mhz,
-        power_limited=summary.power_limited,
-        own_time=summary.own_time,
-        tensor_parallel_ranks=summary.tensor_parallel_ranks,
-        computing_us=summary.computing_us,
-    )

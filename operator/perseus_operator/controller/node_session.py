@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.clients.agents.engines import EngineJoined, EngineLeft
 from perseus_operator.clients.agents.messages import (
@@ -30,7 +31,6 @@ from perseus_operator.jobs.services import Services, backoff_s
 from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import Acquire, NodeCommand, Order, Push, Release, Renew, Select
 from perseus_operator.nodes.engines import EngineWindow
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.plans import StoredPlans
@@ -279,7 +279,7 @@ class NodeSession:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         failures = 0
-                        if isinstance(event, Report | EngineWindow):
+                        if isinstance(event, IterationReport | EngineWindow):
                             self._observe_report(node, event)
                         else:
                             self._observe(node, event)
@@ -295,7 +295,7 @@ class NodeSession:
             await asyncio.sleep(backoff_s(failures))
             failures += 1
 
-    def _observe_report(self, node: Node, report: Report | EngineWindow) -> None:
+    def _observe_report(self, node: Node, report: IterationReport | EngineWindow) -> None:
         family = self._family()
         if isinstance(report, EngineWindow):
             urgent = family.window_reported(node, report)

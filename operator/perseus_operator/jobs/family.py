@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from perseus_core.iteration import IterationReport
 from perseus_core.latency import SwitchLatency
 from perseus_operator.budgets.member import Member
 from perseus_operator.jobs.decision import Decision
@@ -23,7 +24,6 @@ from perseus_operator.jobs.tracing import EditTrace
 from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import Push
 from perseus_operator.nodes.engines import Engine, EngineWindow
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
@@ -109,7 +109,7 @@ class Family(Protocol):
         """Take in that a process has gone."""
         node.rank_left(rank)
 
-    def reported(self, node: Node, report: Report) -> bool | None:
+    def reported(self, node: Node, report: IterationReport) -> bool | None:
         """Take in telemetry of one process; whether the job must be looked at: at once, in turn (False), or not."""
         node.iteration_reported(report)
         return None

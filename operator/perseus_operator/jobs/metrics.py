@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
+from perseus_core.evidence import Evidence
 from perseus_core.marks import ClockControl
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.jobs.pools.metrics import PoolMetrics
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.quality import CalibrationQuality

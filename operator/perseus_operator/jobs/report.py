@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perseus_core.evidence import Evidence
 from perseus_operator.api.conditions import Condition
 from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.jobs.events import JobEvent
 from perseus_operator.jobs.pools.figures import PoolState
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.solving.quality import CalibrationQuality
 

@@ -10,14 +10,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import median
 from typing import Final, TypeVar
 
-from perseus_core.rank import RankId
+from perseus_core.evidence import Evidence, combine
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import Figures
-from perseus_operator.nodes.evidence import Evidence, combine
 
 T = TypeVar("T")
 
@@ -32,47 +31,6 @@ KEPT: Final = 64
 """Those that are judged: where iterations vary, only many of them show whether they keep a bound."""
 _UNPLANNED = 1000
 """The longest baseline that a PerseusJob may ask for."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one rank did in one iteration. ``point`` None: at default clocks. ``energy_mj`` None: no counter."""
-
-    dp: int
-    stage: int
-    tp: int
-    iteration: int
-    iteration_time_us: int
-    compute_span_us: int
-    energy_mj: int | None
-    point: int | None
-    durations_us: Sequence[int] = ()
-    """Duration of each instruction in schedule order; empty if the process did not follow its schedule."""
-    instruction_energies_mj: Sequence[int] = ()
-    """Energy of each instruction, as a mean over this and earlier iterations under the same plan and point."""
-    energy_iterations: int = 0
-    """Iterations in that mean."""
-    quiet_us: int = 0
-    """Time and energy of waits within which the energy counter moved."""
-    quiet_mj: int = 0
-    evidence: Evidence | None = None
-    """How the clocks followed the plan; None: the agent does not say."""
-    own_time: bool = True
-    """The span ends before the rank waits for other pipelines."""
-    together: tuple[int, ...] = ()
-    """Tensor-parallel ranks of the stage that this describes together: times are the longest, energy is the sum, and
-    energies of single instructions are not known. Empty: it describes one rank.
-    """
-
-    @cached_property
-    def rank_id(self) -> RankId:
-        """The reporting rank; of several the first."""
-        return RankId(self.dp, self.stage, self.tp)
-
-    @property
-    def rank_ids(self) -> Sequence[RankId]:
-        """Every rank that this describes."""
-        return [RankId(self.dp, self.stage, tp) for tp in self.together] if self.together else (self.rank_id,)
 
 
 @dataclass(frozen=True)
@@ -93,7 +51,7 @@ class _OpenIteration:
     complete ones did.
     """
 
-    reports: dict[int, dict[tuple[int, int], Report]] = field(default_factory=dict)
+    reports: dict[int, dict[tuple[int, int], IterationReport]] = field(default_factory=dict)
     complete: dict[int, _PipelineIteration] = field(default_factory=dict)
 
 
@@ -174,7 +132,7 @@ class History:
     forgotten by how many came after them, and not by their numbers."""
     _last: dict[int, int] = field(default_factory=dict)
 
-    def add(self, report: Report) -> JobIteration | None:
+    def add(self, report: IterationReport) -> JobIteration | None:
         """Add a report; the job's iteration if the report completes it."""
         if not 0 <= report.dp < self.pipelines or report.compute_span_us <= 0:
             return None
@@ -242,7 +200,7 @@ class History:
         return job
 
 
-def forget_oldest(open_iterations: dict[int, T], latest: Report) -> None:
+def forget_oldest(open_iterations: dict[int, T], latest: IterationReport) -> None:
     """Forget the iterations that were first reported before others, where more are open than are kept.
 
     Args:
@@ -266,7 +224,7 @@ def summarise(iterations: list[JobIteration]) -> Measured | None:
     )
 
 
-def _combine(reports: Iterable[Report]) -> _PipelineIteration:
+def _combine(reports: Iterable[IterationReport]) -> _PipelineIteration:
     ranks = list(reports)
     energies = [rank.energy_mj for rank in ranks]
     evidence = combine(rank.evidence for rank in ranks)
@@ -294,7 +252,7 @@ def _first(parts: Mapping[int, _PipelineIteration]) -> FirstPipeline:
     return FirstPipeline(first.span_us / median(part.span_us for part in others), energy)
 
 
-def _stages(reports: Iterable[Report]) -> tuple[Sequence[int], ...]:
+def _stages(reports: Iterable[IterationReport]) -> tuple[Sequence[int], ...]:
     """Durations by stage, the longest of its tensor-parallel ranks; empty unless all ranks reported all of them."""
     stages: dict[int, Sequence[int]] = {}
     for report in reports:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from perseus_core.iteration import IterationReport
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.nodes.engines import NodeEngines
 from perseus_operator.nodes.gpu import Gpu
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.plans import NodePlans
 from perseus_operator.objects.values import Pod
@@ -309,7 +309,7 @@ class Node:
         self._found = self._furthest = self._rank_gpus = None
         self._reporting.clear()
 
-    def iteration_reported(self, report: Report) -> bool:
+    def iteration_reported(self, report: IterationReport) -> bool:
         """Ranks have finished an iteration, and begun the next one; False: they are not all known, nothing changes."""
         known = self._reporting.get(report.rank_id)
         if known is None or known[0] != report.together:

@@ -18,7 +18,8 @@ from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import RankFollower
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
+from perseus_agent.clocks.telemetry import Event, RankProcess
+from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.hello import make_schedule
@@ -76,8 +77,8 @@ class Rig:
     def written(self) -> list[int | None]:
         return [call.mhz for call in self.gpu.calls]
 
-    def reports(self) -> list[IterationSummary]:
-        return [event for event in self.events if isinstance(event, IterationSummary)]
+    def reports(self) -> list[IterationReport]:
+        return [event for event in self.events if isinstance(event, IterationReport)]
 
     def told(self, kind: GpuNoticeKind) -> list[bool]:
         return [event.active for event in self.events if isinstance(event, GpuNotice) and event.kind is kind]

@@ -13,19 +13,19 @@ from perseus_agent.clocks.telemetry import (
     BATCH_EVENTS,
     MAX_WATCHERS,
     Event,
-    IterationSummary,
     RankChange,
     RankProcess,
     TelemetryHub,
 )
 from perseus_agent.errors import TooMuch
+from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 
 RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 
 
-def summary(iteration: int) -> IterationSummary:
-    return IterationSummary(RANK, iteration, 1_000_000, 900_000, 300_000, "p" * 64, 3, tuple(range(200)), 4)
+def summary(iteration: int) -> IterationReport:
+    return IterationReport(0, 0, 0, iteration, 1_000_000, 900_000, 300_000, 3, tuple(range(200)))
 
 
 def iterations(hub: TelemetryHub, count: int) -> None:
@@ -42,7 +42,7 @@ def test_every_reader_gets_every_event_in_order() -> None:
         assert taken is not None
         dropped, events = taken
         assert dropped == 0
-        assert [event.iteration for event in events if isinstance(event, IterationSummary)] == list(range(50))
+        assert [event.iteration for event in events if isinstance(event, IterationReport)] == list(range(50))
 
 
 def test_a_slow_reader_loses_the_oldest_and_gets_their_number() -> None:
@@ -53,7 +53,7 @@ def test_a_slow_reader_loses_the_oldest_and_gets_their_number() -> None:
     assert taken is not None
     dropped, events = taken
     assert dropped == 25
-    assert [event.iteration for event in events if isinstance(event, IterationSummary)] == list(range(25, 35))
+    assert [event.iteration for event in events if isinstance(event, IterationReport)] == list(range(25, 35))
     assert hub.dropped == 25
     assert other.take(0) == (0, [])
 

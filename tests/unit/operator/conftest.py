@@ -14,6 +14,8 @@ from tests.doubles.lease_store import LeaseConnection, LeaseServer
 from tests.doubles.plugin_job import Stored, kept_frontier
 from tests.doubles.plugin_pool import Cluster, pool
 
+from perseus_core.evidence import Evidence
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.member import Member
@@ -38,8 +40,6 @@ from perseus_operator.jobs.pace import Pace
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.jobs.services import Services
 from perseus_operator.nodes.actions import Acquire, Push, Release, Renew, Select, next_actions
-from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans
@@ -243,7 +243,7 @@ class Job:
                 point = node.plans.selected.get(p)
                 self.state.iteration_reported(
                     node,
-                    Report(p, stage, 0, iteration, max(spans), spans[p], own_mj, point, evidence=evidence),
+                    IterationReport(p, stage, 0, iteration, max(spans), spans[p], own_mj, point, evidence=evidence),
                 )
 
     def train_on(self, first: int, count: int, factor: float) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.doubles.job_hardware import job_hardware
 from tests.unit.operator.conftest import frontier_of, spec_of
 
+from perseus_core.evidence import Evidence
 from perseus_core.grain import Grain
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_operator.api.conditions import ConditionType, Reason
@@ -33,7 +34,6 @@ from perseus_operator.families.training.status.restore import restore_from_statu
 from perseus_operator.jobs import document
 from perseus_operator.jobs.events import condition_events
 from perseus_operator.nodes.actions import Release
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.iterations import KEPT, JobIteration, Measured
 
 FASTEST_US = 1_000_000

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_TIME_US, is_valid_rank, is_valid_report
 from perseus_operator.families.training.features.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
-from perseus_operator.nodes.iterations import JobIteration, Report
+from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.nodes.node import Rank
 
-REPORT = Report(
+REPORT = IterationReport(
     dp=0,
     stage=0,
     tp=0,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.offenders import about_each
 
+from perseus_core.iteration import IterationReport
 from perseus_core.leases import RestingClock
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
@@ -30,7 +31,7 @@ from perseus_operator.families.training.features.comparison.state import (
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import document
-from perseus_operator.nodes.iterations import Measured, Report
+from perseus_operator.nodes.iterations import Measured
 
 EVERY, ITERATIONS = 40, 3
 SETTINGS = {"everyIterations": EVERY, "iterations": ITERATIONS}
@@ -225,7 +226,7 @@ def test_an_agent_that_goes_on_with_the_plan_is_not_waited_for(make_job: Any) ->
     while run.job.state.comparisons.running:
         for p, node in enumerate(run.job.nodes):
             for stage in range(2):
-                run.job.state.iteration_reported(node, Report(p, stage, 0, run.iteration, 10, 10, 80_000, 3))
+                run.job.state.iteration_reported(node, IterationReport(p, stage, 0, run.iteration, 10, 10, 80_000, 3))
         run.iteration += 1
         run.job.act()
         assert run.iteration - began < 8 * (ITERATIONS + 1)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.evidence import HELD_SHARE, Evidence, combine, summarise
+from perseus_core.iteration import IterationReport
 from perseus_core.marks import BEST_MARKS_FIRST, ClockControl, MarkSource
-from perseus_operator.clients.agents.hardware import evidence_of, gpu_of
-from perseus_operator.nodes.evidence import HELD_SHARE, Evidence, combine, summarise
-from perseus_operator.nodes.iterations import History, Report
+from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.nodes.iterations import History
+from perseus_proto.iteration import decode_iteration
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 figures = st.none() | st.integers(0, 10**9)
@@ -31,6 +33,12 @@ EVIDENCE = st.builds(
 
 def report(**fields: Any) -> pb.IterationReport:
     return pb.IterationReport(durations_us=[1000, 3000], compute_span_us=5000, **fields)
+
+
+def evidence_of(message: pb.IterationReport) -> Evidence | None:
+    read = decode_iteration(message)
+    assert read is not None
+    return read.evidence
 
 
 def test_an_older_agent_says_nothing() -> None:
@@ -130,7 +138,7 @@ def test_an_iteration_held_above_its_plan_proves_nothing_of_the_plan() -> None:
         assert not other.is_transition
     history = History(pipelines=1, ranks_per_pipeline=1)
     for iteration, evidence in enumerate((held, replace(held, above_us=0))):
-        found = history.add(Report(0, 0, 0, iteration, 100, 90, None, 3, evidence=evidence))
+        found = history.add(IterationReport(0, 0, 0, iteration, 100, 90, None, 3, evidence=evidence))
         assert found is not None
         assert found.mixed == evidence.is_transition
 
@@ -145,7 +153,7 @@ def test_ranks_that_raise_early_and_one_that_holds_its_only_clock_are_no_transit
     assert (together.above_share or 0) > HELD_SHARE
     history = History(pipelines=1, ranks_per_pipeline=3)
     reports = [
-        Report(0, stage, 0, 0, 100, 90, None, 3, evidence=evidence)
+        IterationReport(0, stage, 0, 0, 100, 90, None, 3, evidence=evidence)
         for stage, evidence in enumerate((raises_early, raises_early, one_clock))
     ]
     *_, found = [history.add(report) for report in reports]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.doubles.job_hardware import job_hardware
 
 from perseus_core.clock_latency import ClockLatency, Transition
+from perseus_core.evidence import Evidence
 from perseus_core.grain import Grain
 from perseus_core.hardware import Hardware
 from perseus_core.latency import MAX_LATENCY_US, published_latency
@@ -37,7 +38,6 @@ from perseus_operator.families.training.status.restore import restore_from_statu
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs import document
 from perseus_operator.jobs.job import Job as PerseusJob
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import Gpu, StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.nodes.iterations import JobIteration, Measured
 from perseus_operator.nodes.latencies import ENOUGH_CHANGES

@@ -7,13 +7,14 @@ import random
 import pytest
 from tests.doubles.kept import kept
 
-from perseus_operator.nodes.iterations import History, Measured, Report, summarise
+from perseus_core.iteration import IterationReport
+from perseus_operator.nodes.iterations import History, Measured, summarise
 
 
 def report(
     pipeline: int, stage: int, iteration: int, *, span_us: int = 10, energy_mj: int | None = 5, point: int | None = 0
-) -> Report:
-    return Report(pipeline, stage, 0, iteration, 2 * span_us, span_us, energy_mj, point)
+) -> IterationReport:
+    return IterationReport(pipeline, stage, 0, iteration, 2 * span_us, span_us, energy_mj, point)
 
 
 def test_an_iteration_counts_once_all_ranks_have_reported() -> None:
@@ -77,7 +78,7 @@ def test_energy_that_is_not_known_of_one_rank_is_not_known_of_the_job(unknown: i
     assert job.first.energy is None
 
 
-def run_at_default(history: History, only: Report) -> None:
+def run_at_default(history: History, only: IterationReport) -> None:
     iteration = history.add(only)
     assert iteration is not None
     assert iteration.unplanned

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.operator.conftest import LIMITS, Job, epochs_of, family_of, spec_of
 
 from perseus_core import keys
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.clients.agents.messages import LeaseInfo, NodeInfo
@@ -25,7 +26,6 @@ from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.pace import Pace
 from perseus_operator.jobs.services import BACKOFF_S
 from perseus_operator.nodes.actions import Acquire, Renew
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.objects.values import JobRef, Pod
 from perseus_operator.solving.slots import FairSlots
@@ -196,7 +196,7 @@ def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and
             for stage in range(job.spec.pipeline.stages):
                 assert not wake.asked, "an iteration that is not complete says nothing"
                 span_us = round(900_000 * (slowdown if p else 1.0))
-                session._observe_report(node, Report(p, stage, 0, number, time_us, span_us, 1000, 0))
+                session._observe_report(node, IterationReport(p, stage, 0, number, time_us, span_us, 1000, 0))
         asked = set(wake.asked)
         wake.asked.clear()
         return asked

@@ -14,12 +14,12 @@ from tests.unit.operator.conftest import Desk, Job
 from perseus_agent.servers.engine_metrics import ENGINE_SERIES, PAGES
 from perseus_agent.servers.metrics import GPU_SERIES, SERIES, STATES
 from perseus_agent.servers.series import QUANTILES, Series
+from perseus_core.evidence import Evidence
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_core.serving import ClockReason
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.families.training.features.hardware.hardware import hardware_to_status
 from perseus_operator.jobs.metrics import MAX_FRONTIER_POINTS, Metrics
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.objects.values import JobRef
 
 OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}

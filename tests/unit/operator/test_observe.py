@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
+from perseus_core.evidence import Evidence
 from perseus_core.gpus import TRUE_SHARES, known_gpus
+from perseus_core.iteration import IterationReport
 from perseus_core.marks import MarkSource
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.errors import InvalidProfile
@@ -30,9 +32,7 @@ from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.work.observer import MOST_CANDIDATES, Observer
 from perseus_operator.families.training.work.profile_source import StoredProfile, shape_of
 from perseus_operator.nodes.actions import Push, Select
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.gpu import Gpu
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import Planner
@@ -223,11 +223,11 @@ def test_the_nearest_profile_with_the_same_fingerprint_goes_before_a_model(make_
     assert "PerseusProfile nearer" in found.basis_source
 
 
-def reports(job: Any, iteration: int, microbatches: int) -> list[Report]:
+def reports(job: Any, iteration: int, microbatches: int) -> list[IterationReport]:
     """Of all ranks: instructions of 10 ms and 3 J, at default clocks."""
     n = 2 * microbatches
     return [
-        Report(
+        IterationReport(
             *(dp, stage, 0, iteration, 10_000 * n, 10_000 * n, 3_000 * n, None),
             durations_us=[10_000] * n,
             instruction_energies_mj=[3_000] * n,
@@ -304,7 +304,7 @@ def train(job: Any, iterations: range) -> None:
         for dp, node in enumerate(job.nodes):
             for stage in range(2):
                 job.state.iteration_reported(
-                    node, Report(dp, stage, 0, iteration, 10**6, 10**6, 300_000, None, evidence=AHEAD)
+                    node, IterationReport(dp, stage, 0, iteration, 10**6, 10**6, 300_000, None, evidence=AHEAD)
                 )
         job.act()
 

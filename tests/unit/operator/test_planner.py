@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.conftest import LIMITS
 
+from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
@@ -15,7 +16,6 @@ from perseus_operator.families.training.features.frontier.inputs import ReadInpu
 from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.nodes.actions import Acquire, AwaitRenewal, Push, Release, Renew, Select
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.objects.values import Pod
 
 
@@ -76,7 +76,7 @@ def test_lease_push_select_in_this_order_and_then_nothing(job: Any) -> None:
     job.connect_ranks()
     plans = job.state.frontier.digest
     assert set(job.act().actions) == {Push(f"node-{n}", frozenset({0, 1}), plans) for n in (0, 1)}
-    job.state.nodes["node-1"].iteration_reported(Report(1, 0, 0, 40, 10, 10, None, None))
+    job.state.nodes["node-1"].iteration_reported(IterationReport(1, 0, 0, 40, 10, 10, None, None))
     assert set(job.act().actions) == {Select("node-0", ((0, 0),), 42), Select("node-1", ((1, 0),), 42)}
     made = job.act()
     assert made.actions == ()
@@ -118,8 +118,8 @@ def test_a_selection_does_not_wait_for_a_renewal_until_the_lease_is_short(job: A
 def test_the_furthest_iteration_is_of_the_processes_that_are_there(job: Any) -> None:
     job.run()
     first, second = job.nodes
-    first.iteration_reported(Report(0, 0, 0, 8, 10, 10, None, None))
-    second.iteration_reported(Report(1, 1, 0, 6, 10, 10, None, None))
+    first.iteration_reported(IterationReport(0, 0, 0, 8, 10, 10, None, None))
+    second.iteration_reported(IterationReport(1, 1, 0, 6, 10, 10, None, None))
     assert job.state.nodes.furthest_iteration == 9
     job.state.rank_left(first, first.ranks[0, 0, 0])
     assert job.state.nodes.furthest_iteration == 7

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import pytest
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.families.training.features.profile.reading import LINE, levelled
 from perseus_operator.families.training.features.profile.sweep import (
     Recipe,
@@ -22,7 +23,6 @@ from perseus_operator.families.training.features.profile.sweep import (
     to_json,
 )
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.nodes.iterations import Report
 from perseus_sim.gpus.model import MODELS
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -46,7 +46,7 @@ class Steps:
         self._load, self._drift = (common, own), drift
         self._random = random.Random(seed)
 
-    def reports(self, clock_mhz: int, point: int) -> list[Report]:
+    def reports(self, clock_mhz: int, point: int) -> list[IterationReport]:
         """One iteration."""
         common, own = self._load
         level = self._random.gauss(0.0, common) + self._drift * self.iteration / 1000
@@ -59,7 +59,9 @@ class Steps:
             energy_mj = round(1e-3 * time_us * GPU.power_w(clock_mhz))
             took_us = round(time_us)
             reports.append(
-                Report(rank, 0, 0, self.iteration, took_us, took_us, energy_mj, point, [took_us], [energy_mj], 1)
+                IterationReport(
+                    rank, 0, 0, self.iteration, took_us, took_us, energy_mj, point, [took_us], [energy_mj], 1
+                )
             )
         self.iteration += 1
         return reports

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.families.training.decide import Decision
 from perseus_operator.families.training.features.profile.decision import BeginSweep, SaveSweep, StoreProfile
@@ -15,7 +16,6 @@ from perseus_operator.families.training.features.profile.sweep import DIGEST_PRE
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.nodes.actions import Push, Release, Select
-from perseus_operator.nodes.iterations import Report
 
 ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))
@@ -133,7 +133,7 @@ def test_the_baseline_comes_first(make_job: Any) -> None:
     for iteration in range(4):
         for p, node in enumerate(job.nodes):
             for stage in range(2):
-                job.state.iteration_reported(node, Report(p, stage, 0, iteration, 10, 10, 1000, None))
+                job.state.iteration_reported(node, IterationReport(p, stage, 0, iteration, 10, 10, 1000, None))
     job.state.baseline_measured()
     settle(job)
     assert all(node.plans.selected for node in job.nodes)
@@ -211,7 +211,9 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
         for p, node in enumerate(job.nodes):
             for stage in range(2):
                 span_us = 3_000_000 if p else 1_000_000
-                told = job.state.iteration_reported(node, Report(p, stage, 0, iteration, 3_000_000, span_us, 1000, 1))
+                told = job.state.iteration_reported(
+                    node, IterationReport(p, stage, 0, iteration, 3_000_000, span_us, 1000, 1)
+                )
     assert told is not None
     assert not job.state.is_typical(told), "nothing is learnt from it either"
     assert job.state.stragglers.detector.slowdowns == {}

@@ -31,8 +31,10 @@ from tests.doubles.profile_sweep import (
     slowdown,
 )
 
+from perseus_core.evidence import Evidence
 from perseus_core.gpus import BACKWARD_RATIO
 from perseus_core.instruction import InstructionKind
+from perseus_core.iteration import IterationReport
 from perseus_operator.families.training.features.profile.reading import Reading, StageReading
 from perseus_operator.families.training.features.profile.sweep import (
     QUIET_US,
@@ -43,8 +45,6 @@ from perseus_operator.families.training.features.profile.sweep import (
     to_json,
 )
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
-from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.iterations import Report
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
@@ -175,7 +175,9 @@ def test_chunks_are_measured_apart() -> None:
         for stage in range(2):
             kinds = schedule.of_stage(stage)
             times = [1000 * (1 + chunk) for _, _, chunk in kinds]
-            report = Report(0, stage, 0, iteration, 20_000, 20_000, 1_000, 0, times, [10] * len(kinds), iteration + 1)
+            report = IterationReport(
+                0, stage, 0, iteration, 20_000, 20_000, 1_000, 0, times, [10] * len(kinds), iteration + 1
+            )
             reading = meter.observe(report, 1000) or reading
     assert reading is not None
     text = csv_of(replace(fresh(), clocks_mhz=(1000,), readings=(reading,)))
@@ -185,9 +187,9 @@ def test_chunks_are_measured_apart() -> None:
 
 
 # --------------------------------------------------------------------------------------------- whatever happens
-def interleavings(reports: list[list[Report]], rng: random.Random) -> list[Report]:
+def interleavings(reports: list[list[IterationReport]], rng: random.Random) -> list[IterationReport]:
     """Any order in which every rank's own reports keep theirs."""
-    streams: dict[tuple[int, int], Iterator[Report]] = {}
+    streams: dict[tuple[int, int], Iterator[IterationReport]] = {}
     for key in {(r.dp, r.stage) for step in reports for r in step}:
         streams[key] = iter([r for step in reports for r in step if (r.dp, r.stage) == key])
     found = []

@@ -12,6 +12,7 @@ import pytest
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_core.clock_latency import ClockLatency
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.stored import MAX_PROFILE_BYTES
 from perseus_operator.errors import InvalidProfile, KubeUnavailable
@@ -24,7 +25,7 @@ from perseus_operator.families.training.work import profile_source
 from perseus_operator.families.training.work.profile_source import StoredProfile
 from perseus_operator.families.training.work.profiler import Profiler
 from perseus_operator.nodes.gpu import Gpu, StoredLatency
-from perseus_operator.nodes.iterations import JobIteration, Report
+from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans
 from perseus_operator.objects.values import Json
@@ -170,11 +171,11 @@ async def test_what_a_profile_holds_is_checked(make_job: Any, spec: Json, why: s
         await profile_source.read_profile(kube, "ns", make_job(profile=ONLINE).spec)
 
 
-def reports(iteration: int, point: int | None = 0) -> Iterable[Report]:
+def reports(iteration: int, point: int | None = 0) -> Iterable[IterationReport]:
     """Of all ranks: two pipelines of two stages, eight instructions each."""
     for pipeline in range(2):
         for stage in range(2):
-            yield Report(
+            yield IterationReport(
                 pipeline, stage, 0, iteration, 10_000, 10_000, 1000, point, [1000] * 8, [100] * 8, iteration + 1
             )
 

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.operator.conftest import LIMITS
 
 from perseus_core.instruction import InstructionKind
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
@@ -17,7 +18,6 @@ from perseus_operator.families.training.decide import decide
 from perseus_operator.families.training.shape import shape_from_status, shape_of_ranks, shape_to_status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.jobs.job import Job as PerseusJob
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import Rank
 from perseus_operator.objects.values import JobRef, Now, Pod
 
@@ -95,7 +95,7 @@ def test_half_of_the_processes_are_not_taken_for_all() -> None:
     job.connect(1, 0, 1, iteration=0)
     job.declare()
     assert "not each has finished an iteration" in job.waiting()
-    job.state.nodes["node-1"].iteration_reported(Report(0, 1, 0, 0, 10, 10, None, None))
+    job.state.nodes["node-1"].iteration_reported(IterationReport(0, 1, 0, 0, 10, 10, None, None))
     assert isinstance(shape_of_ranks(job.state.job), Pipeline)
 
 

@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.iteration import IterationReport
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.clients.agents.messages import RankJoined, StreamOpened
 from perseus_operator.clients.agents.telemetry import LARGEST_EVENT, TornBatch, dropped_of, events_of
 from perseus_operator.errors import AgentRefused
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import MOST_RANKS, Node, Rank
 from perseus_proto.planset import MAX_INSTRUCTIONS
 from perseus_proto.v1alpha1 import agent_pb2
@@ -128,7 +128,7 @@ async def test_telemetry_is_read_in_turns_of_namespaces_one_in_each_turn_of_the_
         stream = pool.watch("a:1", "job", namespace=namespace)
         async with contextlib.aclosing(stream):
             async for event in stream:
-                if isinstance(event, Report):
+                if isinstance(event, IterationReport):
                     began.append(namespace)
 
     hostile = [asyncio.create_task(read("evil")) for _ in range(50)]

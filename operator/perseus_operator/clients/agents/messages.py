@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perseus_core.iteration import IterationReport
 from perseus_core.leases import LeasedGpu
 from perseus_core.units import s_from_ms
 from perseus_operator.clients.agents.engines import (
@@ -16,16 +16,14 @@ from perseus_operator.clients.agents.engines import (
     is_valid_window,
     window_of,
 )
-from perseus_operator.clients.agents.hardware import evidence_of
-from perseus_operator.clients.agents.validation import MAX_NAME, MAX_TOGETHER, is_valid_rank, is_valid_report
+from perseus_operator.clients.agents.validation import MAX_NAME, is_valid_rank, is_valid_report
 from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.gpu import Gpu
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.nodes.node import DeclaredSchedule, Rank
 from perseus_operator.objects.values import Pod
-from perseus_proto.planset import MAX_INSTRUCTIONS
+from perseus_proto.iteration import decode_iteration
 from perseus_proto.v1alpha1 import agent_pb2
 
 
@@ -101,7 +99,7 @@ TelemetryEvent = (
     StreamOpened
     | RankJoined
     | RankLeft
-    | Report
+    | IterationReport
     | GpuSlowdown
     | EventsDropped
     | EngineJoined
@@ -161,7 +159,7 @@ def schedule_of(schedule: agent_pb2.StageSchedule) -> DeclaredSchedule:
 
 def is_valid(event: TelemetryEvent) -> bool:
     """Whether the values of an event are possible."""
-    if isinstance(event, Report):
+    if isinstance(event, IterationReport):
         return is_valid_report(event)
     if isinstance(event, EngineWindow):
         return is_valid_window(event)
@@ -184,29 +182,4 @@ def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
     if kind == "gpu":
         name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
         return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message[:MAX_NAME])
-    return _report_of(event.iteration) if kind == "iteration" else None
-
-
-def _report_of(report: agent_pb2.IterationReport) -> Report | None:
-    """Convert an iteration; None: it has more instructions than any can have."""
-    lists = report.durations_us, report.instruction_energy_mj, report.leads_us
-    if max(map(len, lists)) > MAX_INSTRUCTIONS:  # before anything is done with each of them
-        return None
-    return Report(
-        dp=report.data_parallel_rank,
-        stage=report.stage,
-        tp=report.tensor_parallel_rank,
-        iteration=report.iteration,
-        iteration_time_us=report.iteration_time_us,
-        compute_span_us=report.compute_span_us,
-        energy_mj=report.energy_mj if report.has_energy else None,
-        point=report.point if report.planned else None,
-        durations_us=array("I", report.durations_us),
-        instruction_energies_mj=array("I", report.instruction_energy_mj),
-        energy_iterations=report.instruction_energy_iterations,
-        quiet_us=report.quiet_us,
-        quiet_mj=report.quiet_energy_mj,
-        evidence=evidence_of(report),
-        own_time=report.own_time,
-        together=tuple(report.tensor_parallel_ranks[: MAX_TOGETHER + 1]),
-    )
+    return decode_iteration(event.iteration) if kind == "iteration" else None

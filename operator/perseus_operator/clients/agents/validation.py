@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_core.iteration import IterationReport
 from perseus_core.units import mean_power_w
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import Rank
+from perseus_proto.iteration import MAX_TOGETHER
 from perseus_proto.planset import MAX_INSTRUCTIONS
 
 MAX_ITERATION: Final = 2**53
@@ -20,8 +21,6 @@ MAX_TIME_US: Final = 7 * 24 * 3600 * 1_000_000
 MAX_POWER_W: Final = 10_000
 """Highest mean power of one GPU over an iteration; several times what any GPU draws."""
 MAX_NAME: Final = 512
-MAX_TOGETHER: Final = 1024
-"""Ranks that one report describes: many more than a node has GPUs."""
 
 
 def is_valid_rank(rank: Rank) -> bool:
@@ -29,7 +28,7 @@ def is_valid_rank(rank: Rank) -> bool:
     return rank.iteration <= MAX_ITERATION and len(rank.gpu_uuid) <= MAX_NAME and len(rank.pod_uid) <= MAX_NAME
 
 
-def is_valid_report(report: Report) -> bool:
+def is_valid_report(report: IterationReport) -> bool:
     """Whether an iteration can have these figures."""
     time_us, gpus = report.iteration_time_us, len(report.together) or 1
     return (

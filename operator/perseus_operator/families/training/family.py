@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from perseus_core import keys
 from perseus_core.hardware import Hardware
+from perseus_core.iteration import IterationReport
 from perseus_core.latency import SwitchLatency
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
@@ -42,7 +43,6 @@ from perseus_operator.families.training.work.solve_inputs import SolveInputs
 from perseus_operator.jobs.family import Family, Plans, PlanSource, Surroundings
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.nodes.actions import Push
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Now
@@ -118,7 +118,7 @@ class TrainingFamily(Family):
         """See ``Family``."""
         self.training.rank_joined(node, rank)
 
-    def reported(self, node: Node, report: Report) -> bool | None:
+    def reported(self, node: Node, report: IterationReport) -> bool | None:
         """Take in an iteration of one rank. A straggler is urgent, and so is an iteration beyond the bound."""
         training = self.training
         detector = training.stragglers.detector

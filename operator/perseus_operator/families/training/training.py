@@ -19,6 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from perseus_core.evidence import Evidence
+from perseus_core.evidence import summarise as summarise_evidence
+from perseus_core.iteration import IterationReport
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
 from perseus_operator.families.training.facts import Facts
@@ -36,10 +39,8 @@ from perseus_operator.families.training.features.profile.progress import Profili
 from perseus_operator.families.training.features.profile.sweep import DIGEST_PREFIX
 from perseus_operator.families.training.features.stragglers.progress import StragglerProgress
 from perseus_operator.jobs.job import Job
-from perseus_operator.nodes.evidence import Evidence
-from perseus_operator.nodes.evidence import summarise as summarise_evidence
 from perseus_operator.nodes.gpu import StoredLatency
-from perseus_operator.nodes.iterations import WINDOW, History, JobIteration, Measured, Report, summarise
+from perseus_operator.nodes.iterations import WINDOW, History, JobIteration, Measured, summarise
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.objects.values import JobRef, Pod
@@ -164,7 +165,7 @@ class Training:
         """A rank's process has gone."""
         node.rank_left(rank)
 
-    def iteration_reported(self, node: Node, report: Report) -> JobIteration | None:
+    def iteration_reported(self, node: Node, report: IterationReport) -> JobIteration | None:
         """A rank has finished an iteration.
 
         Returns:

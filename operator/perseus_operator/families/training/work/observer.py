@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perseus_core.gpus import curves_of
+from perseus_core.iteration import IterationReport
 from perseus_core.units import mw_from_w, us_from_s
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import JobSpec, Mode
@@ -28,7 +29,6 @@ from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.families.training.work.profile_source import StoredProfile, shape_of
 from perseus_operator.jobs.services import Services
-from perseus_operator.nodes.iterations import Report
 from perseus_operator.objects.values import StoredObject
 from perseus_solver.schedules import Schedule
 
@@ -47,7 +47,7 @@ class Observer:
         self._found: tuple[Reading, StoredProfile] | None = None
         """What the observation led to: profiles are searched once for each."""
 
-    def observe(self, report: Report, schedule: Callable[[], Schedule]) -> None:
+    def observe(self, report: IterationReport, schedule: Callable[[], Schedule]) -> None:
         """Take in a rank's report of an iteration.
 
         Args:

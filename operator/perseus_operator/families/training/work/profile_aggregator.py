@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
+from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 from perseus_operator.families.training.features.profile.reading import Mean, Reading, StageReading
-from perseus_operator.nodes.iterations import Report, forget_oldest
+from perseus_operator.nodes.iterations import forget_oldest
 from perseus_solver.schedules import Schedule
 
 
@@ -43,7 +44,7 @@ class JobShape:
 class _RankIteration:
     """One rank in one iteration, with the energy of each instruction recovered from the agent's running means."""
 
-    report: Report
+    report: IterationReport
     energies_mj: Sequence[float]
 
 
@@ -90,7 +91,7 @@ class ProfileAggregator:
         self._running.clear()
         self._last = None
 
-    def observe(self, report: Report, clock_mhz: int) -> Reading | None:
+    def observe(self, report: IterationReport, clock_mhz: int) -> Reading | None:
         """Take in one rank's report of an iteration; the clock's reading if it was the last one needed."""
         self.spent_us += report.iteration_time_us * len(report.rank_ids) / self._shape.ranks
         if report.point != self._point:
@@ -117,7 +118,7 @@ class ProfileAggregator:
             return None
         return self._reading(clock_mhz)
 
-    def _rank_iteration(self, report: Report) -> _RankIteration | None:
+    def _rank_iteration(self, report: IterationReport) -> _RankIteration | None:
         """None: unusable, and ``rejection`` says why; or the energy of this iteration alone is not known yet."""
         if refusal := self._refusal(report):
             self.rejection = refusal
@@ -131,7 +132,7 @@ class ProfileAggregator:
             return None
         return _RankIteration(report, [n * now - before_n * was for now, was in zip(means, before, strict=True)])
 
-    def _refusal(self, report: Report) -> str:
+    def _refusal(self, report: IterationReport) -> str:
         """Why the report of an iteration cannot be used; empty: it can."""
         where = f"dp {report.dp}, stage {report.stage}"
         if not self._shape.has(report.rank_id):

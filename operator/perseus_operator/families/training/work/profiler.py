@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from perseus_core.iteration import IterationReport
 from perseus_core.units import s_from_us
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.stored import MAX_SWEEP_BYTES
@@ -29,7 +30,7 @@ from perseus_operator.families.training.work.profile_aggregator import JobShape,
 from perseus_operator.families.training.work.profile_source import StoredProfile
 from perseus_operator.families.training.work.profile_versions import store_profile
 from perseus_operator.jobs.services import Services, backoff_s
-from perseus_operator.nodes.iterations import JobIteration, Report
+from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.nodes.node import Node
 from perseus_operator.solving.frontier import SolvedFrontier, encode_uniform_plans
 from perseus_operator.solving.request import parse_profile
@@ -63,7 +64,7 @@ class Profiler:
         self._progress.sweep_begun(sweep)
         self._aggregator = None
 
-    def observe(self, node: Node, report: Report, schedule: Callable[[], Schedule]) -> None:
+    def observe(self, node: Node, report: IterationReport, schedule: Callable[[], Schedule]) -> None:
         """Take in a rank's report, if it ran a clock of the sweep.
 
         Args:

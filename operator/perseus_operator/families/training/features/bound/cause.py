@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from perseus_core.evidence import summarise
 from perseus_core.marks import MarkSource
 from perseus_operator.families.training.features.hardware.hardware import JobHardware
-from perseus_operator.nodes.evidence import summarise
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import megahertz, milliseconds, small_percent
 

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from perseus_core.evidence import Evidence
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
@@ -19,7 +20,6 @@ from perseus_operator.families.training.features.frontier.solve_progress import 
 from perseus_operator.families.training.features.hardware.hardware import JobHardware, hardware_of, next_hardware
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
 from perseus_operator.jobs.limits import Limits
-from perseus_operator.nodes.evidence import Evidence
 from perseus_operator.nodes.job_nodes import JobNodes
 
 

@@ -44,6 +44,44 @@ class Evidence:
     clock_mhz: int | None = None
     limited_mhz: int | None = None
 
+    @classmethod
+    def of_iteration(
+        cls,
+        *,
+        marks: MarkSource | None,
+        control: ClockControl | None,
+        lead_us: int | None,
+        below_us: int,
+        above_us: int,
+        computing_us: int,
+        clock_mhz: int,
+        power_limited: bool,
+    ) -> Evidence | None:
+        """Return what is known of an iteration; None: nothing is.
+
+        Args:
+            marks, control: None: not known, or of no plan.
+            lead_us: median lead; None: not known.
+            below_us, above_us: as measured; they count where marks and control are known.
+            computing_us: time spent in instructions.
+            clock_mhz: median clock; 0: not known.
+            power_limited: whether the power limit held the clock below the one requested.
+        """
+        if marks is None and control is None and not clock_mhz:
+            return None
+        # Without control there was no planned clock, and without marks no time of an instruction to compare with.
+        reckoned = control is not None and marks is not None
+        return cls(
+            marks=marks,
+            control=control,
+            lead_us=lead_us,
+            below_us=min(below_us, computing_us) if reckoned else None,
+            above_us=min(above_us, computing_us) if reckoned else None,
+            computing_us=computing_us,
+            clock_mhz=clock_mhz or None,
+            limited_mhz=clock_mhz or None if power_limited else None,
+        )
+
     @property
     def below_share(self) -> float | None:
         """Share of the computing time below the planned clock."""
