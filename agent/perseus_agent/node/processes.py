@@ -240,7 +240,8 @@ class Sessions:
     """The sessions of one node, guarded by its lock."""
 
     def __init__(self) -> None:
-        self._all: set[Session] = set()
+        self._all: dict[Session, None] = {}
+        """In the order in which they came: who came first is served first."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._all))
@@ -257,11 +258,11 @@ class Sessions:
         of_pod = sum(other.pod_uid == session.pod_uid for other in self._all)
         if len(self._all) >= MAX_SESSIONS or of_pod >= MAX_SESSIONS_OF_POD:
             raise PeerRefused("too many processes are connected", Reason.BUSY)
-        self._all.add(session)
+        self._all[session] = None
 
     def discard(self, session: Session) -> None:
         """It has gone, or is refused."""
-        self._all.discard(session)
+        self._all.pop(session, None)
 
     def bound(self, job_uid: str) -> list[Session]:
         """Those that drive GPUs for a job."""
