@@ -86,7 +86,10 @@ class GreenRuns:
 
 
 class Preparing:
-    """Preparations, one after the other beside the suites and with the least priority, once they are started."""
+    """Preparations, one after the other beside the suites, once they are started.
+
+    At the suites' own priority: the longest way through a run leads over the images.
+    """
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +99,8 @@ class Preparing:
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._names = [name for name in PREPARATIONS if name in names]
         self._ends: dict[str, Future[int]] = {}
+        self.took_s: dict[str, float] = {}
+        """Of those that have ended."""
 
     def start(self) -> None:
         """Begin with the first."""
@@ -104,8 +109,9 @@ class Preparing:
     def _run(self, name: str) -> int:
         if self._stopped:
             return 1
+        started_s = time.monotonic()
         with (self._folder / f"{name}.log").open("wb") as log:
-            command = ["nice", "-n", "19", "bash", "-c", PREPARATIONS[name].command]
+            command = ["bash", "-c", PREPARATIONS[name].command]
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -114,7 +120,9 @@ class Preparing:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return self._process.wait()
+        code = self._process.wait()
+        self.took_s[name] = time.monotonic() - started_s
+        return code
 
     def lacking(self, name: str, patience_s: float) -> str:
         """Wait until a preparation has ended; return what is missing then, or an empty string.
@@ -276,6 +284,8 @@ class Run:
         print("\n=== summary")
         for suite in SUITES:
             print(f"  {suite.name:20} {ended.get(suite.name, 'not reached')}")
+        for name, took_s in self._preparing.took_s.items():
+            print(f"  {name:20} made beside: {took_s:.0f} s")
         for name, reason in BY_HAND:
             print(f"  {'':20} left out: {reason}: make e2e-cluster SUITES={of_cluster(name)}")
         print(f"  {(time.monotonic() - self._started_s) / 60:.0f} minutes", flush=True)
