@@ -38,6 +38,8 @@ LABEL_CLASS: Final = "perseus.energy/class"
 first."""
 NO_CLASS: Final = "none"
 """Value of that label with which a pod has no class, though its namespace has one."""
+LABEL_MODEL: Final = "perseus.energy/model"
+"""On a PerseusJob or ServingPool: the model that it trains or serves, by which reports of energy add up."""
 LABEL_SERVING: Final = "perseus.energy/serving"
 """On a pod of a server: ``true`` where the webhook saw that its EnergyClass makes ServingPools. On a PerseusProfile:
 ``true`` where the operator has stored it of an engine that serves."""

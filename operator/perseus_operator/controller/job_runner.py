@@ -220,7 +220,9 @@ class JobRunner:
     def _reconcile(self) -> float:
         """Decide, start what was decided, report; seconds until the next reconciliation is due."""
         services, job = self._services, self.job
-        services.metrics.set_class(self.ref, self.labels.get(keys.LABEL_CLASS, ""))
+        services.metrics.set_info(
+            self.ref, self.labels.get(keys.LABEL_CLASS, ""), self.labels.get(keys.LABEL_MODEL, "")
+        )
         now = Now(services.monotonic_s(), services.wall_s())
         if job.fenced is not None:  # a newer operator commands and reports; leases that this one holds expire
             return _NEVER_S

@@ -17,7 +17,7 @@ from perseus_core.evidence import Evidence
 from perseus_core.marks import ClockControl
 from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
-from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.api.status import Figures, Savings, StatusFigures
 from perseus_operator.jobs.pools.metrics import PoolMetrics
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
@@ -54,6 +54,9 @@ _JOB_GAUGES: Final = {
     "mark_lead_seconds": "How far hosts' marks lead the begin on the GPU: median, of the rank with the largest.",
     "below_plan_ratio": "Share of the latest iterations' computing time with a clock below the planned one.",
     "above_plan_ratio": "Share of the latest iterations' computing time with a clock above the planned one.",
+    "saved_ratio": "Energy of an iteration that the plan saves, as measured; absent: not known, negative: lost.",
+    "saved_low_ratio": "Lower end of its 95 % interval; absent: fewer than two comparisons.",
+    "saved_high_ratio": "Upper end of its 95 % interval.",
 }
 
 
@@ -94,16 +97,19 @@ class Metrics:
             "1 for the way in which agents choose the moments of clock changes: timetable, marks or held.",
             (*_JOB, "control"),
         )
-        self._class: Gauge = self._new(
+        self._info: Gauge = self._new(
             Gauge,
             "perseus_job_info",
-            "Always 1; the label names the EnergyClass of a job or pool.",
-            (*_JOB, "energy_class"),
+            "Always 1; labels name the EnergyClass of a job or pool, and the model that it is labelled with.",
+            (*_JOB, "energy_class", "model"),
         )
-        self._classes: dict[tuple[str, str], str] = {}
+        self._infos: dict[tuple[str, str], tuple[str, str]] = {}
         self._values: dict[tuple[str, str], Mapping[str, float | None]] = {}
         """Of the gauges, as they were set last; by job."""
         self._controls: dict[tuple[str, str], ClockControl | None] = {}
+        self._iterations: Counter = self._new(
+            Counter, "perseus_job_iterations_total", "Iterations whose energy the two counters of energy have.", _JOB
+        )
         self._energies: tuple[Counter, Counter] = (
             self._new(
                 Counter,
@@ -217,6 +223,7 @@ class Metrics:
             "mark_lead_seconds": None if evidence.lead_us is None else s_from_us(evidence.lead_us),
             "below_plan_ratio": evidence.below_share,
             "above_plan_ratio": evidence.above_share,
+            **_savings(figures.savings),
         }
         before = self._values.get(labels, {})
         for name, value in values.items():
@@ -225,15 +232,15 @@ class Metrics:
         self._values[labels] = values
         self._set_control(labels, evidence.control)
 
-    def set_class(self, job: JobRef, energy_class: str) -> None:
-        """Set of which EnergyClass a job was made; empty: of none."""
-        labels = (job.namespace, job.name)
-        before = self._classes.get(labels)
-        if before != energy_class:
+    def set_info(self, job: JobRef, energy_class: str, model: str) -> None:
+        """Set of which EnergyClass a job or pool was made, and which model it trains or serves; empty: not known."""
+        labels, info = (job.namespace, job.name), (energy_class, model)
+        before = self._infos.get(labels)
+        if before != info:
             if before is not None:
-                self._class.remove(*labels, before)
-            self._classes[labels] = energy_class
-            self._class.labels(*labels, energy_class).set(1)
+                self._info.remove(*labels, *before)
+            self._infos[labels] = info
+            self._info.labels(*labels, *info).set(1)
 
     def _set_control(self, labels: tuple[str, str], control: ClockControl | None) -> None:
         if self._controls.get(labels) is control:
@@ -248,6 +255,7 @@ class Metrics:
             return
         for counter, counted_mj in zip(self._energies, (energy_mj, baseline.energy_mj), strict=True):
             counter.labels(job.namespace, job.name).inc(j_from_mj(counted_mj))
+        self._iterations.labels(job.namespace, job.name).inc()
 
     def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
         """Set the series of a job's frontier.
@@ -277,14 +285,14 @@ class Metrics:
         self.pools.forget_pool(job)
         self.set_frontier(job, ())
         self._shown.pop((job.namespace, job.name), None)
-        for series in (*self._gauges.values(), *self._energies):
+        for series in (*self._gauges.values(), *self._energies, self._iterations):
             series.remove(job.namespace, job.name)
         self._set_control((job.namespace, job.name), None)
         self._values.pop((job.namespace, job.name), None)
         self._controls.pop((job.namespace, job.name), None)
-        known = self._classes.pop((job.namespace, job.name), None)
-        if known is not None:
-            self._class.remove(job.namespace, job.name, known)
+        info = self._infos.pop((job.namespace, job.name), None)
+        if info is not None:
+            self._info.remove(job.namespace, job.name, *info)
 
     def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
         """Set the series of one PowerBudget; ``kept`` None: whether the budget is kept is not known."""
@@ -329,6 +337,16 @@ def _prediction_error(predicted: Figures | None, measured: Measured | None) -> f
     if predicted is None or measured is None or not predicted.iteration_time_microseconds:
         return None
     return measured.time_us / predicted.iteration_time_microseconds - 1
+
+
+def _savings(savings: Savings | None) -> dict[str, float | None]:
+    """The figures of the status as ratios."""
+    shares = (savings.energy, savings.energy_low, savings.energy_high) if savings else (None, None, None)
+    names = ("saved_ratio", "saved_low_ratio", "saved_high_ratio")
+    return {
+        name: None if share is None else float(share.removesuffix("%")) / 100
+        for name, share in zip(names, shares, strict=True)
+    }
 
 
 def _joules(figures: Figures | None) -> float | None:

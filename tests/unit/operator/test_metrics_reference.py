@@ -142,7 +142,7 @@ def test_series_stay_within_their_budgets() -> None:
 
 def test_no_label_has_more_values_in_a_larger_fleet() -> None:
     """Besides the object of which a series is: of a job, a budget, or the node that an agent runs on."""
-    bounded = {"point", "control", "energy_class", "version", "result", "call"}
+    bounded = {"point", "control", "energy_class", "model", "version", "result", "call"}
     bounded |= {"engine", "time", "limited_by", "verdict"}
     of_operator = {label for _, _, labels, _ in Metrics().reference for label in labels}
     assert of_operator <= bounded | {"job_namespace", "job_name", "budget"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.doubles.stored_objects import stored_object
 
-from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.api.status import Figures, Savings, StatusFigures
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES
 from perseus_operator.controller.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
@@ -125,9 +125,41 @@ def test_saved_energy_is_the_difference_of_two_counters_that_miss_no_iteration_w
         assert counted() == {}, "nothing is counted on one side alone"
     for energy_mj in (9_000, 12_000, 8_000):
         metrics.count_iteration(job, energy_mj, baseline)
-    assert counted() == {"energy_joules_total": 29, "baseline_energy_joules_total": 30}
+    assert counted() == {"energy_joules_total": 29, "baseline_energy_joules_total": 30, "iterations_total": 3}
     metrics.forget_job(job)
     assert counted() == {}
+
+
+def test_what_is_saved_is_exposed_with_its_interval_where_it_has_one() -> None:
+    metrics = Metrics()
+
+    def saved(savings: Savings | None) -> dict[str, float]:
+        show(metrics, StatusFigures(savings=savings))
+        found = re.findall(r"perseus_job_(saved_\w+){.*} (\S+)", metrics.exposition().decode())
+        return {name: float(value) for name, value in found}
+
+    assert saved(None) == {}, "absent is not zero"
+    assert saved(Savings(energy="-1.50%", slowdown="0.00%")) == {"saved_ratio": -0.015}
+    interval = Savings(energy="13.20%", slowdown="0.00%", energy_low="12.10%", energy_high="14.30%")
+    expected = {"saved_ratio": 0.132, "saved_low_ratio": 0.121, "saved_high_ratio": 0.143}
+    assert saved(interval) == pytest.approx(expected)
+
+
+def test_a_job_has_one_series_of_what_it_is_also_after_an_edit() -> None:
+    metrics, job = Metrics(), JobRef("ns", "a", "u")
+
+    def infos() -> list[tuple[str, str]]:
+        return re.findall(r'perseus_job_info{energy_class="(.*)",job_name="a".*model="(.*)"} 1.0', exposed())
+
+    def exposed() -> str:
+        return metrics.exposition().decode()
+
+    metrics.set_info(job, "frugal", "")
+    assert infos() == [("frugal", "")]
+    metrics.set_info(job, "frugal", "llama-70b")
+    assert infos() == [("frugal", "llama-70b")]
+    metrics.forget_job(job)
+    assert infos() == []
 
 
 def test_the_probes_tell_progress() -> None:
