@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from kubernetes import client
 
 from local_cluster.errors import ClusterError
 from perseus_core import keys
-from perseus_operator.plugin.energy_report import energy_report
-from perseus_operator.plugin.tables import energy_report_text
+from perseus_operator.report.statement import Period
+from perseus_operator.report.usage import Query, read_usage
 from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
@@ -56,15 +57,16 @@ def jobs(journey: Journey) -> list[Any]:
 
 
 @contextlib.contextmanager
-def prometheus(journey: Journey, folder: Path) -> Iterator[Callable[[str], list[Any]]]:
+def prometheus(journey: Journey, folder: Path) -> Iterator[Query]:
     """A Prometheus that scrapes the release as its PodMonitor says, with its rules; asks it a query."""
     release = ("--namespace", SYSTEM, *flags("Canary"), "--set", "metrics.podMonitor.enabled=true")
     rendered = yaml.safe_load_all(journey.helm("template", "perseus", str(CHART), *release))
     [monitor] = [body for body in rendered if body and body["kind"] == "PodMonitor"]
     with monitoring.serve(journey.cluster, monitor, folder) as server:
 
-        def query(text: str) -> list[Any]:
-            [answer] = server.get(("/api/v1/query", {"query": text}))
+        def query(text: str, first_s: int, last_s: int, step_s: int, /) -> list[Any]:
+            span = {"start": f"{first_s}", "end": f"{last_s}", "step": f"{step_s}"}
+            [answer] = server.get(("/api/v1/query_range", {"query": text, **span}))
             return list(answer["result"])
 
         yield query
@@ -146,13 +148,14 @@ def test_the_report_knows_it(journey: Journey, tmp_path: Path) -> None:
     with prometheus(journey, tmp_path) as query:
 
         def reported() -> Any:
-            found = energy_report(query, "1m", "class", TRAINING)
-            return found if found["rows"] and found["rows"][0]["saved"] else None
+            now_s = int(time.time())
+            period = Period(begin_s=now_s - 60, end_s=now_s)
+            members = read_usage(query, period, TRAINING, {}).members
+            return [one for one in members if "energyJoules" in one.hours and "baselineJoules" in one.hours]
 
-        document = journey.eventually("the report has its energy", reported, PATIENCE_S)
-    text = energy_report_text(document, f"namespace {TRAINING}")
-    journey.show("kubectl perseus report --since 1m --by class", text)
-    assert [row["class"] for row in document["rows"]] == ["default"]
+        [member] = journey.eventually("the report has its energy", reported, PATIENCE_S)
+    journey.show("kubectl perseus report --since 1m --by class --format json", json.dumps(dict(member.hours)))
+    assert member.energy_class == "default"
 
 
 def test_a_finished_job_leaves_nothing(journey: Journey, tmp_path: Path) -> None:

@@ -175,17 +175,21 @@ def test_the_report_adds_up_what_the_counters_have_counted(prometheus: Prometheu
         return json.loads(out.getvalue())
 
     def counted() -> Any:
-        found = report()
-        return found if found["rows"] and found["rows"][0]["saved"] else None
+        found = [row for row in report()["figures"]["rows"] if row["kind"] == "job"]
+        return found if found and found[0]["estimated"].get("saved") else None
 
-    by_job = await_true("energy is counted", counted)
-    [row] = by_job["rows"]
-    assert row["job"] == f"{NAMESPACE}/{JOB}"
-    assert 0 < row["savedKilowattHours"] < row["energyKilowattHours"]
-    assert row["saved"] == pytest.approx(by_job["total"]["saved"])
-    assert [each["namespace"] for each in report("--by", "namespace", "-A")["rows"]] == [NAMESPACE]
-    assert [each["class"] for each in report("--by", "class")["rows"]] == ["frugal"]
-    assert report("-n", "elsewhere")["rows"] == []
+    [row] = await_true("energy is counted", counted)
+    assert row["row"] == f"{NAMESPACE}/{JOB}"
+    assert 0 < row["estimated"]["savedKilowattHours"] < row["measured"]["energyKilowattHours"]
+    assert row["measured"]["iterations"] > 0
+    assert row["measured"]["gpuHours"] > 0
+
+    def named(*arguments: str) -> list[str]:
+        return [each["row"] for each in report(*arguments)["figures"]["rows"] if each["kind"] == "job"]
+
+    assert named("--by", "namespace", "-A") == [NAMESPACE]
+    assert named("--by", "class") == ["frugal"]
+    assert named("-n", "elsewhere") == []
 
 
 def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> None:

@@ -77,6 +77,8 @@ READERS: dict[str, tuple[Run, list[str]]] = {
     "perseus serve rehearse --trace": (_perseus, [*SERVE, "--trace"]),
     "kubectl perseus --kubeconfig": (_plugin, ["list", "--kubeconfig"]),
     "kubectl perseus --prometheus-ca": (_plugin, [*REPORT, "--prometheus-ca"]),
+    "kubectl perseus report --from": (_plugin, [*REPORT, "--from"]),
+    "perseus report --from": (_perseus, ["report", "--from"]),
     "perseus-operator KUBECONFIG": (_operator, []),
 }
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 import yaml
@@ -32,7 +31,6 @@ from perseus_operator.families.serving.status.explanation import pool_explanatio
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, pool_report
 from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
@@ -42,20 +40,18 @@ from perseus_operator.plugin.pool_tables import (
     everything_text,
     pool_explanation_text,
     pool_listing_text,
-    pool_report_text,
 )
-from perseus_operator.plugin.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.stragglers import DELAY, clear_straggler, declare_straggler
 from perseus_operator.plugin.tables import (
     Terminal,
     diagnosis_text,
-    energy_report_text,
     explanation_text,
     frontier_text,
     plan_text,
 )
-from perseus_runtime.addresses import parse_url
+from perseus_operator.report import command as report_command
+from perseus_operator.report import stored
 from perseus_runtime.command_line import CommandParser
 from perseus_runtime.direct import bypass_proxies
 
@@ -177,23 +173,18 @@ def _place(everywhere: str | None) -> str:
     return "any namespace" if everywhere is None else f"namespace {everywhere}"
 
 
-def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
-    everywhere = options.all_namespaces
-    access = Access(
-        options.prometheus_user,
-        options.prometheus_token_file,
-        options.prometheus_ca,
-        options.prometheus_cert,
-        options.prometheus_key,
-    )
-    query = Prometheus(options.prometheus, access)
-    namespaces, where = None if everywhere else namespace, _place(None if everywhere else namespace)
-    document = energy_report(query, options.since, options.by, namespaces)
-    document["pools"] = pool_report(query, options.since, options.by, namespaces)
-    text = pool_report_text(document["pools"])
-    if document["rows"] or not text:
-        text = "\n\n".join(filter(None, (energy_report_text(document, where), text)))
-    return document, text
+def _report(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
+    where = None if options.all_namespaces else namespace
+
+    def labels(key: str) -> dict[str, Json]:
+        try:
+            found = kube.namespaces(key) if where is None else {where: kube.namespace_labels(where)}
+        except KubeForbidden as error:
+            raise CannotAnswer(f"access denied: {error}") from error
+        return {name: {key: of[key]} for name, of in found.items() if key in of}
+
+    statement, by = report_command.report(options, report_command.Scope(namespace=where, labels=labels))
+    return stored.document(statement, by), report_command.text(statement, by, options.format)
 
 
 def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
@@ -250,25 +241,7 @@ def command_parser() -> argparse.ArgumentParser:
         "report", parents=[common], help="energy that jobs and pools took and saved, from a Prometheus"
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
-    shown.add_argument("--since", type=_since, default="30d", metavar="30d", help="how far back; default: 30d")
-    shown.add_argument("--by", choices=tuple(GROUPS), default="job", help="what a row is; default: job, or pool")
-    shown.add_argument(
-        "--prometheus",
-        type=_url,
-        default=os.environ.get("PERSEUS_PROMETHEUS", "http://localhost:9090"),
-        metavar="URL",
-        help="of the site; default: PERSEUS_PROMETHEUS, or http://localhost:9090",
-    )
-    shown.add_argument(
-        "--prometheus-user", metavar="NAME", help="whose password the token is; default: it is a bearer token"
-    )
-    for name, what in (
-        ("token-file", f"holds the token that it wants; default: the token in {ENV_TOKEN}, if there is one"),
-        ("ca", "authority (PEM) of its certificate; default: the system's"),
-        ("cert", "certificate (PEM) that it wants from you; needs --prometheus-key"),
-        ("key", "private key (PEM) of that certificate"),
-    ):
-        shown.add_argument(f"--prometheus-{name}", type=Path, metavar="FILE", help=what)
+    report_command.add_arguments(shown)
     shown.set_defaults(command=_report)
     shown = commands.add_parser("serving", parents=[common], help="all pools that serve; of one, what it does and why")
     shown.add_argument("pool", metavar="POOL", nargs="?", help="name of the ServingPool; default: all")
@@ -328,20 +301,6 @@ def _slowdown(text: str) -> float:
     if not 1.0 <= factor <= 100.0:
         raise argparse.ArgumentTypeError(f"must be a factor from 1 (back to normal) to 100, such as 1.2, not {text!r}")
     return factor
-
-
-def _url(text: str) -> str:
-    try:
-        parse_url(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; such as http://localhost:9090") from None
-    return text
-
-
-def _since(text: str) -> str:
-    if not SINCE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"must be a time such as 12h, 30d or 4w, not {text!r}")
-    return text
 
 
 def _delay(text: str) -> str:

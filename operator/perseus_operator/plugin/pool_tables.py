@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from perseus_operator.objects.formatting import megahertz, percent
+from perseus_operator.objects.formatting import megahertz
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.tables import Terminal, class_notes, explained, listing_text, table
 
@@ -78,29 +78,3 @@ def pool_explanation_text(document: Json, terminal: Terminal) -> str:
     lines += ["", *wrap(f"Next: {document['next']['says']}", terminal.width)]
     # A command is never broken: it is to be copied.
     return "\n".join([*lines, *([f"    {document['next']['do']}"] if "do" in document["next"] else [])])
-
-
-def pool_report_text(document: Json) -> str:
-    """Format what pools took, and for how much work; empty: there is none."""
-    if not document["rows"]:
-        return ""
-    single = document["by"] == "job"
-    head = ["POOL" if single else document["by"].upper(), "POOLS", "ENERGY", "TOKENS", "J PER 1000", "REQUESTS"]
-    head += ["J PER REQUEST", *(["SAVED PER TOKEN"] if single else [])]
-    rows = [[row[document["by"]] or "-", *_report_cells(row)] for row in document["rows"]]
-    return "\n".join(
-        table(head, [[*row, ""][: len(head)] for row in [*rows, ["total", *_report_cells(document["total"])]]])
-    )
-
-
-def _report_cells(row: Json) -> list[str]:
-    per_thousand, per_request = (
-        "" if row[name] is None else f"{row[name]:.4g}" for name in ("joulesPerThousandTokens", "joulesPerRequest")
-    )
-    cells = [str(row["pools"]), f"{row['energyKilowattHours']:,.3f} kWh", f"{row['generatedTokens']:,}", per_thousand]
-    cells += [f"{row['requests']:,}", per_request]
-    if row.get("saved") is not None:
-        ends = [row[end] for end in ("savedLow", "savedHigh") if row[end] is not None]
-        interval = f" ({' to '.join(percent(end) for end in ends)})" if len(ends) == 2 else ""
-        cells.append(f"{percent(row['saved'])}{interval}")
-    return cells

@@ -238,20 +238,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in lines]
 
 
-def energy_report_text(document: Json, where: str) -> str:
-    """Format what jobs took and saved; ``where``: of which they are."""
-    if not document["rows"]:
-        return f"The Prometheus has no energy of jobs of {where} in the last {document['since']}."
-    rows = [[row[document["by"]] or "-", *_saved_columns(row)] for row in document["rows"]]
-    head = [document["by"].upper(), "JOBS", "ENERGY", "SAVED", "SHARE"]
-    return "\n".join(table(head, [*rows, ["total", *_saved_columns(document["total"])]]))
-
-
-def _saved_columns(row: Json) -> list[str]:
-    share = "" if row["saved"] is None else f"{100 * row['saved']:.2f}%"
-    return [str(row["jobs"]), f"{row['energyKilowattHours']:,.3f} kWh", f"{row['savedKilowattHours']:,.3f} kWh", share]
-
-
 def _sure(saves: Mapping[str, str], what: str) -> str:
     """A measured share with its interval of 95 % confidence, where it has one that rounding leaves."""
     low, high = saves.get(f"{what}Low"), saves.get(f"{what}High")

@@ -18,10 +18,10 @@ import pytest
 
 from perseus_operator.errors import CannotAnswer, UnusableArgument
 from perseus_operator.plugin import cli
-from perseus_operator.plugin.prometheus import Access, Prometheus
+from perseus_operator.report.prometheus import Access, Prometheus
 from perseus_sim.cluster.pki import Authority, write_pairs
 
-VECTOR = json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}}).encode()
+MATRIX = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode()
 NOTHING = Access()
 SECRET = "s3cret-t0ken"
 
@@ -31,7 +31,7 @@ class Answers:
     """What a web server answers, and what it has been asked with."""
 
     url: str = ""
-    body: bytes = VECTOR
+    body: bytes = MATRIX
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     wants_token: bool = False
@@ -68,7 +68,7 @@ def server() -> Iterator[Answers]:
 
 
 def ask(url: str, access: Access = NOTHING, **environment: str) -> Any:
-    return Prometheus(url, access, environment)("up")
+    return Prometheus(url, access, environment)("up", 0, 0, 60)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def ask(url: str, access: Access = NOTHING, **environment: str) -> Any:
         b"{}",
         b"[" * 100_000,
         json.dumps({"status": "error", "error": "x"}).encode(),
-        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode(),
-        json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}).encode(),
+        json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}}).encode(),
+        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}).encode(),
     ],
-    ids=["page", "list", "empty", "deep", "error", "matrix", "no-value"],
+    ids=["page", "list", "empty", "deep", "error", "vector", "no-value"],
 )
 def test_what_is_no_prometheus_is_named(server: Answers, body: bytes) -> None:
     server.body = body
@@ -172,7 +172,7 @@ def test_one_that_wants_a_certificate_gets_it(tmp_path: Path) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(VECTOR)
+            self.wfile.write(MATRIX)
 
         def log_message(self, *_: Any) -> None:
             pass

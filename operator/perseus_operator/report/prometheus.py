@@ -73,14 +73,21 @@ class Prometheus:
         self._headers = {"Authorization": authorization} if authorization else {}
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_tls(access)), _Stay())
 
-    def __call__(self, text: str) -> list[Json]:
-        """Send a PromQL query whose answer is a vector; return its series.
+    def __call__(self, text: str, first_s: int, last_s: int, step_s: int, /) -> list[Json]:
+        """Send a PromQL query for some moments; return its series, each with ``metric`` and ``values``.
+
+        Args:
+            text: of the query.
+            first_s, last_s: moments, Unix time; the same: of one alone.
+            step_s: between moments.
 
         Raises:
             CannotAnswer: the Prometheus does not answer as one does.
         """
-        body = urllib.parse.urlencode({"query": text}).encode()
-        request = urllib.request.Request(f"{self._where}/api/v1/query", body, self._headers)  # noqa: S310  # parse_url
+        asked = {"query": text, "start": first_s, "end": last_s, "step": step_s}
+        body = urllib.parse.urlencode(asked).encode()
+        address = f"{self._where}/api/v1/query_range"
+        request = urllib.request.Request(address, body, self._headers)  # noqa: S310  # parse_url
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 return _series(json.loads(answer.read(_MAX_BYTES)))
@@ -113,13 +120,14 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def _series(answer: Any) -> list[Json]:
-    if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
-        raise ValueError("its answer is no vector")
+    if answer["status"] != "success" or answer["data"]["resultType"] != "matrix":
+        raise ValueError("its answer is no matrix")
     found: list[Json] = answer["data"]["result"]
     for series in found:
         if not isinstance(series["metric"], dict):
-            raise ValueError("its answer is no vector")
-        float(series["value"][1])
+            raise ValueError("its answer is no matrix")
+        for moment_s, value in series["values"]:
+            float(moment_s), float(value)
     return found
 
 
