@@ -1,0 +1,7 @@
+"""Which replicas serve tomorrow, on how many GPUs each, at which clocks: for pools whose load is forecast.
+
+`Engine.points` says what a replica carries within its limits at each clock, and draws (`OperatingPoint`); `Forecaster`
+says which load to expect, and how far it may be wrong. `plan` finds the numbers of replicas that cost least, epoch by
+epoch, with starts, minimum up times, a limit of GPUs and spare replicas, and bounds what any plan could save beyond.
+With the load known in advance the same call is the optimum in hindsight.
+"""
