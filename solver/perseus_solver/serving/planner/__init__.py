@@ -5,3 +5,26 @@ says which load to expect, and how far it may be wrong. `plan` finds the numbers
 epoch, with starts, minimum up times, a limit of GPUs and spare replicas, and bounds what any plan could save beyond.
 With the load known in advance the same call is the optimum in hindsight.
 """
+
+from perseus_solver.serving.planner.plan import TooFewGpus, plan
+from perseus_solver.serving.planner.problem import (
+    Choice,
+    OperatingPoint,
+    PlanRequest,
+    PoolLoad,
+    ReplicaPlan,
+    Tariff,
+    Variant,
+)
+
+__all__ = [
+    "Choice",
+    "OperatingPoint",
+    "PlanRequest",
+    "PoolLoad",
+    "ReplicaPlan",
+    "Tariff",
+    "TooFewGpus",
+    "Variant",
+    "plan",
+]

@@ -6,7 +6,7 @@ clock that carries their load is taken here, once. What is left to be searched a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,19 +41,30 @@ class PoolCosts:
         """0, 1, … up to the most replicas."""
         return np.arange(self.run.shape[2])
 
+    def changed(self, run: Floats, start: Floats) -> PoolCosts:
+        """Return the problem with other costs."""
+        return replace(self, run=run, start=start)
+
     def priced(self, prices: Floats) -> PoolCosts:
         """Return the problem in which each GPU costs so much more: float[epochs]."""
         # What starts for the first epoch has its GPUs before the plan begins, where nothing limits them.
         before = np.concatenate([[0.0], prices[:-1]])
-        return PoolCosts(
-            self.run + prices[:, None, None] * self.gpus[:, None] * self.counts,
-            self.start + before[:, None] * self.gpus,
-            self.gpus,
-            self.running,
-            self.min_up,
-            self.point,
-            self.watts,
-        )
+        each = self.gpus[:, None] * self.counts
+        return self.changed(self.run + prices[:, None, None] * each, self.start + before[:, None] * self.gpus)
+
+    def within(self, room: Floats) -> PoolCosts:
+        """Return the problem with so many GPUs in each epoch."""
+        return self.changed(np.where(self._beyond(room) > 1e-9, np.inf, self.run), self.start)
+
+    def pressed(self, room: Floats, price: float) -> PoolCosts:
+        """Return the problem in which each GPU beyond so many has a price."""
+        return self.changed(self.run + price * self._beyond(room), self.start)
+
+    def _beyond(self, room: Floats) -> Floats:
+        # Replicas that start have their GPUs in the epoch before, so their number must fit into both.
+        both = np.minimum(room, np.concatenate([room[:1], room[:-1]]))
+        beyond: Floats = np.maximum(0.0, self.gpus[:, None] * self.counts - both[:, None, None])
+        return beyond
 
 
 def pool_costs(request: PlanRequest, pool: PoolLoad) -> PoolCosts:
@@ -66,7 +77,9 @@ def pool_costs(request: PlanRequest, pool: PoolLoad) -> PoolCosts:
     point = np.zeros(watts.shape, dtype=np.intp)
     for place, variant in enumerate(pool.variants):
         watts[:, place], point[:, place] = _least_watts(request, pool, variant, counts)
-    run = watts * request.epoch_s * factor[:, None, None] + per_gpu_s * request.epoch_s * gpus[:, None] * counts
+    carried = np.isfinite(watts)
+    run = np.where(carried, watts, 0.0) * request.epoch_s * factor[:, None, None]
+    run = np.where(carried, run + per_gpu_s * request.epoch_s * gpus[:, None] * counts, np.inf)
     before = np.concatenate([factor[:1], factor[:-1]])
     start_j, start_s = (np.array([getattr(one, name) for one in pool.variants]) for name in ("start_j", "start_s"))
     start = before[:, None] * start_j + per_gpu_s * gpus * start_s

@@ -24,8 +24,12 @@ from perseus_solver.serving.planner.search import Path, gpus_of, least, origin, 
 
 _ROUNDS: Final = 80
 """Of prices: twice as many move the bound of the tests' problems by less than a thousandth."""
-_PASSES: Final = 6
+_SETTLING: Final = 100
+"""States that a search looks at while pools share GPUs."""
+_PASSES: Final = 4
 """Over all pools, at most; the second seldom finds anything."""
+_PRESSES: Final = 24
+"""Doublings of the price of a GPU that is not there: from a mean GPU's to more than anything costs."""
 _ENOUGH: Final = 1e-4
 """Gap at which prices are searched no longer."""
 
@@ -108,7 +112,7 @@ def _within(request: PlanRequest, costs: Sequence[PoolCosts], free: float) -> tu
     target = 1.02 * free  # what bounds are stepped towards, until there is a plan
     best: list[Path] = []
     bound = _Bound(free, np.zeros(request.epochs))
-    for attempt in range(3):
+    for attempt in range(2):
         bound = _priced(costs, gpus, bound, target)
         found = _shared(costs, gpus, bound.prices)
         if found and (not best or _total(found) < _total(best)):
@@ -153,32 +157,39 @@ def _priced(costs: Sequence[PoolCosts], gpus: float, best: _Bound, target: float
 def _shared(costs: Sequence[PoolCosts], gpus: float, prices: Floats) -> list[Path]:
     """Return paths that share the GPUs; empty: none were found.
 
-    Pools that need most come first, at prices that leave something to others; then each in turn takes the best of what
-    the others leave, without a price.
+    They begin at prices of all GPUs. While there are too few, each pool in turn answers to a rising price of those that
+    it has beyond what the others leave; then each takes the best of what the others leave.
     """
-    fewest = [_fewest_gpus(one) for one in costs]
-    paths: dict[int, Path] = {}
-    used = {place: need for place, need in enumerate(fewest)}
-    for place in sorted(used, key=lambda one: -float(fewest[one].sum())):
-        room = gpus - np.sum([used[other] for other in used if other != place] or [np.zeros_like(prices)], axis=0)
-        path = least(costs[place].priced(prices), room)
-        if not path.states:
-            path = least(costs[place], room)
-        if not path.states:
-            return []
-        paths[place], used[place] = path, gpus_of(costs[place], path.states)
+    paths = [least(one.priced(prices), most_expanded=0) for one in costs]
+    used = [gpus_of(one, path.states) for one, path in zip(costs, paths, strict=True)]
+    price = sum(path.cost for path in paths) / max(1.0, float(np.sum(used)))
+    for _ in range(_PRESSES):
+        if np.sum(used, axis=0).max() <= gpus + 1e-9:
+            return _settled(costs, gpus, used)
+        for place, one in enumerate(costs):
+            room = gpus - np.sum(used, axis=0) + used[place]
+            used[place] = gpus_of(one, least(one.pressed(room, price), most_expanded=0).states)
+        price *= 2.0
+    return []
+
+
+def _settled(costs: Sequence[PoolCosts], gpus: float, used: list[Floats]) -> list[Path]:
+    """Return paths of which none alone could be better, from GPUs that suffice."""
+    paths: list[Path] = [Path((), math.inf, 0.0)] * len(costs)
     before = math.inf
     for _ in range(_PASSES):
         for place, one in enumerate(costs):
-            room = gpus - np.sum([used[other] for other in used if other != place] or [np.zeros_like(prices)], axis=0)
-            path = least(one, room)
-            if path.states:
-                paths[place], used[place] = path, gpus_of(one, path.states)
-        now = sum(path.cost for path in paths.values())
+            room = gpus - np.sum(used, axis=0) + used[place]
+            found = least(one, room, most_expanded=_SETTLING)
+            if found.cost < paths[place].cost:
+                paths[place], used[place] = found, gpus_of(one, found.states)
+            elif not paths[place].states:
+                return []
+        now = _total(paths)
         if now >= before * (1.0 - 1e-9):
             break
         before = now
-    return [paths[place] for place in range(len(costs))]
+    return paths
 
 
 def _choices(request: PlanRequest, pool: PoolLoad, costs: PoolCosts, path: Path) -> tuple[Choice, ...]:

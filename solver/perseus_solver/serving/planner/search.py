@@ -5,16 +5,19 @@ pairs: stopping costs nothing, so the best of fewer replicas is a running minimu
 so the best of more is one from above, of costs with the starts added. An epoch takes work in proportion to its states,
 whatever the curves look like.
 
-What that programme says of the rest of the day is never too much when replicas must also stay up. So it guides a search
-(A*) over (variant, replicas, recent starts) that is exact: what it takes up first at the end of the day is the optimum,
-and hardly anything else is looked at where the minimum up time does not bind. The search is bounded; where it is
-stopped, the least of what it has still to look at is a bound of every plan.
+A minimum up time says that no more were started in the last epochs than serve now. Such a rule gets a price, too: each
+start pays for the epochs in which it must stay, each replica that serves is paid for. What the programme then says of
+the rest of the day is never too much (Lagrange), and for convex costs of one variant nothing is missing at the right
+prices, since the rules are differences of sums. It guides a search (A*) over (variant, replicas, recent starts), which
+is exact: what it takes up first at the end of the day is the optimum. The search is bounded; where it is stopped, the
+least of what it has still to look at is a bound of every plan.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple
@@ -24,8 +27,10 @@ import numpy as np
 from perseus_solver.kinds import Floats
 from perseus_solver.serving.planner.costs import PoolCosts
 
-MOST_EXPANDED: Final = 3_000
-"""States that one search looks at: a second, at most."""
+MOST_EXPANDED: Final = 2_000
+"""States that one search looks at: half a second, at most."""
+_ROUNDS: Final = 60
+"""Of prices of staying up."""
 _SAME: Final = 1e-12
 """Relative difference below which costs are the same."""
 
@@ -90,7 +95,14 @@ def least(costs: PoolCosts, room: Floats | None = None, most_expanded: int = MOS
         room: float[epochs], GPUs that the pool may have; None: any number.
         most_expanded: states that are looked at; with fewer the path may not be the best, and its bound says so.
     """
-    return _Search(costs, room).solve(most_expanded)
+    if room is not None:
+        costs = costs.within(room)
+    plain = _Search(costs, room, np.zeros(costs.run.shape[:2]))
+    first = plain.path(plain.dive())
+    if first.cost <= plain.first * (1.0 + _SAME) or not math.isfinite(plain.first):
+        return Path(first.states, first.cost, min(plain.first, first.cost))
+    guided, found = _guided(costs, room, first)
+    return guided.improved(found, most_expanded) if most_expanded else found
 
 
 def relaxed(costs: PoolCosts) -> tuple[Path, Floats]:
@@ -98,12 +110,12 @@ def relaxed(costs: PoolCosts) -> tuple[Path, Floats]:
 
     Its cost bounds every path of the pool.
     """
-    search = _Search(costs, None)
+    search = _Search(costs, None, np.zeros(costs.run.shape[:2]))
     states = search.dive(bound=False)
     return Path(tuple(states), search.first, search.first), gpus_of(costs, states)
 
 
-def gpus_of(costs: PoolCosts, states: list[State] | tuple[State, ...]) -> Floats:
+def gpus_of(costs: PoolCosts, states: Sequence[State]) -> Floats:
     """Return the GPUs that states have in each epoch, those that start for the next one included."""
     used = np.array([costs.gpus[state.variant] * state.replicas for state in states], float)
     for epoch in range(1, len(states)):
@@ -117,23 +129,76 @@ def started(before: State, after: State) -> int:
     return max(0, after.replicas - kept)
 
 
+def origin(costs: PoolCosts) -> State:
+    """Return what runs before the first epoch; it has served long enough to be stopped."""
+    variant = int(np.argmax(costs.running))
+    return State(variant, int(costs.running[variant]), (0,) * (costs.min_up - 1))
+
+
+def path_cost(costs: PoolCosts, states: Sequence[State]) -> float:
+    """Return what states cost, with their starts."""
+    total, before = 0.0, origin(costs)
+    for epoch, state in enumerate(states):
+        total += float(costs.run[epoch, state.variant, state.replicas])
+        total += float(costs.start[epoch, state.variant]) * started(before, state)
+        before = state
+    return total
+
+
+def _guided(costs: PoolCosts, room: Floats | None, best: Path) -> tuple[_Search, Path]:
+    """Return the search with the best prices of staying up that are found, and the best path on the way.
+
+    Prices are stepped along what a path without the rules breaks, towards the cost of the best path.
+    """
+    prices, stride, since = np.zeros(costs.run.shape[:2]), 1.0, 0
+    top = _Search(costs, room, prices)
+    for _ in range(_ROUNDS):
+        search = _Search(costs, room, prices)
+        if search.first > top.first:
+            top, since = search, 0
+            found = search.path(search.dive())
+            best = found if found.cost < best.cost else best
+        else:
+            since += 1
+        if top.first >= best.cost * (1.0 - 1e-6):
+            break
+        if since == 4:
+            stride, since, search = stride / 2.0, 0, top
+        ahead = search.broken()
+        ahead = np.where((search.prices > 0.0) | (ahead > 0.0), ahead, 0.0)
+        if not ahead.any():
+            break
+        step = stride * (best.cost - search.first) / float((ahead * ahead).sum())
+        prices = np.maximum(0.0, search.prices + step * ahead)
+    return top, best
+
+
 class _Search:
-    def __init__(self, costs: PoolCosts, room: Floats | None) -> None:
-        self._costs, self._room = costs, room
-        self._rest = to_go(costs)
-        # What ran before the plan has served long enough to be stopped.
-        self._origin = origin(costs)._replace(recent=(0,) * (costs.min_up - 1))
+    """A pool's states, and what the rest of the day costs at least from each of them.
+
+    Args:
+        costs: of the pool; infinite where GPUs do not suffice.
+        room: float[epochs], GPUs that it may have.
+        prices: float[epochs, variants], of a replica that must stay up.
+    """
+
+    def __init__(self, costs: PoolCosts, room: Floats | None, prices: Floats) -> None:
+        self._costs, self._room, self.prices = costs, room, prices
+        self._origin = origin(costs)
+        epochs = len(costs.run)
+        self._paid = np.concatenate([np.zeros((1, prices.shape[1])), np.cumsum(prices, axis=0)])
+        ends = np.minimum(epochs, np.arange(epochs) + costs.min_up)
+        self._priced = costs.changed(
+            costs.run - prices[:, :, None] * costs.counts if prices.any() else costs.run,
+            costs.start + self._paid[ends] - self._paid[:epochs],
+        )
+        self._rest = to_go(self._priced)
         self.first = float(self._rest[0, self._origin.variant, self._origin.replicas])
 
-    def solve(self, most_expanded: int) -> Path:
-        """Search, with the path of a dive as what is to be beaten."""
-        if not math.isfinite(self.first):
-            return Path((), math.inf, math.inf)
-        best = self.dive()
-        cost = self._cost(best) if best else math.inf
-        if cost <= self.first * (1.0 + _SAME):
-            return Path(tuple(best), cost, min(self.first, cost))
-        return self._improved(best, cost, most_expanded)
+    def path(self, states: list[State]) -> Path:
+        """Return states as a path, bounded by what the whole day costs at least."""
+        cost = path_cost(self._costs, states) if states else math.inf
+        return Path(tuple(states), cost, min(self.first, cost))
 
     def dive(self, *, bound: bool = True) -> list[State]:
         """Return the path that takes in each epoch what looks best then; empty: it ends where no load is carried.
@@ -151,50 +216,75 @@ class _Search:
             states.append(state)
         return states
 
-    def _improved(self, best: list[State], cost: float, most_expanded: int) -> Path:
-        order, epochs = count(), len(self._costs.run)
+    def broken(self) -> Floats:
+        """Return float[epochs, variants]: by how many replicas the path without the rules breaks each."""
+        states, epochs = self.dive(bound=False), len(self._costs.run)
+        serving, starts = np.zeros((2, epochs, len(self._costs.gpus)))
+        before = self._origin
+        for epoch, state in enumerate(states):
+            serving[epoch, state.variant] = state.replicas
+            starts[epoch, state.variant] = started(before, state)
+            before = state
+        total = np.concatenate([np.zeros((1, starts.shape[1])), np.cumsum(starts, axis=0)])
+        since = np.maximum(0, np.arange(1, epochs + 1) - self._costs.min_up)
+        broken: Floats = total[1:] - total[since] - serving
+        return broken
+
+    def improved(self, best: Path, most_expanded: int) -> Path:
+        """Return the cheapest path, or the best that so many states show."""
+        order, epochs, cost = count(), len(self._costs.run), best.cost
         reached: dict[tuple[int, State], float] = {(0, self._origin): 0.0}
         parents: dict[tuple[int, State], State] = {}
         heap = [(self.first, 0, next(order), self._origin)]
-        expanded, bound = 0, cost
+        expanded = 0
         while heap:
             least_cost, minus_epoch, _, state = heapq.heappop(heap)
             epoch = -minus_epoch
-            if least_cost >= cost * (1.0 - _SAME) or expanded == most_expanded:
-                bound = min(cost, least_cost)
-                break
+            if least_cost >= cost * (1.0 - 1e-9) or expanded == most_expanded:
+                return Path(best.states, cost, min(cost, max(self.first, least_cost)), expanded)
             if epoch == epochs:
-                best, cost = self._traced(parents, state), least_cost
-                bound = cost
-                break
-            spent = reached[epoch, state]
+                return Path(self._traced(parents, state), reached[epoch, state], reached[epoch, state], expanded)
             expanded += 1
-            total = self._totals(epoch, state)
-            for place in np.flatnonzero(spent + total < cost * (1.0 - _SAME)):
-                variant, replicas = divmod(int(place), total.shape[1])
-                after = self._after(state, variant, replicas)
-                paid = spent + float(total.flat[place] - self._rest[epoch + 1, variant, replicas])
+            spent, totals = reached[epoch, state], self._totals(epoch, state)
+            for place in np.flatnonzero(spent + totals < cost * (1.0 - 1e-9)):
+                after = self._after(state, *divmod(int(place), totals.shape[1]))
+                paid = spent + float(self._costs.run[epoch, after.variant, after.replicas])
+                paid += float(self._costs.start[epoch, after.variant]) * started(state, after)
                 if paid < reached.get((epoch + 1, after), math.inf):
                     reached[epoch + 1, after] = paid
                     parents[epoch + 1, after] = state
-                    heapq.heappush(heap, (spent + float(total.flat[place]), -epoch - 1, next(order), after))
-        return Path(tuple(best), cost, bound, expanded)
+                    at_least = paid + float(self._rest[epoch + 1, after.variant, after.replicas])
+                    at_least += self._owed(epoch + 1, after)
+                    heapq.heappush(heap, (at_least, -epoch - 1, next(order), after))
+        return Path(best.states, cost, cost, expanded)
 
     def _totals(self, epoch: int, state: State) -> Floats:
-        """Return float[variants, replicas + 1]: cost of each next state and of the rest; infinite: not permitted."""
+        """Return float[variants, replicas + 1]: at least the cost of each next state and of the rest of the day.
+
+        Infinite: not permitted.
+        """
         costs, counts = self._costs, self._costs.counts
         starts = np.tile(counts, (len(costs.gpus), 1))
         starts[state.variant] = np.maximum(0, counts - state.replicas)
-        total: Floats = costs.run[epoch] + self._rest[epoch + 1] + costs.start[epoch][:, None] * starts
+        total: Floats = self._priced.run[epoch] + self._rest[epoch + 1] + self._priced.start[epoch][:, None] * starts
         if up := state.bound_up:
             total[np.arange(len(costs.gpus)) != state.variant] = np.inf
             total[state.variant, :up] = np.inf
-        if self._room is not None:
-            total[costs.gpus[:, None] * counts > self._room[epoch] + 1e-9] = np.inf
-            if epoch:
-                serving = costs.gpus[state.variant] * state.replicas
-                total[serving + costs.gpus[:, None] * starts > self._room[epoch - 1] + 1e-9] = np.inf
+            total += self._owed(epoch, state)
+        if self._room is not None and epoch:
+            serving = costs.gpus[state.variant] * state.replicas
+            others = np.arange(len(costs.gpus)) != state.variant
+            overlap = serving + costs.gpus[:, None] * counts > self._room[epoch - 1] + 1e-9
+            total[others[:, None] & overlap & (counts > 0)] = np.inf
         return total
+
+    def _owed(self, epoch: int, state: State) -> float:
+        """Return what recent starts still pay for staying up, from an epoch on."""
+        paid, last = self._paid[:, state.variant], len(self._paid) - 1
+        left = len(state.recent)
+        return sum(
+            number * float(paid[min(last, epoch + left - age)] - paid[epoch]) for age, number in enumerate(state.recent)
+        )
 
     def _after(self, state: State, variant: int, replicas: int) -> State:
         recent = state.recent
@@ -202,27 +292,8 @@ class _Search:
             recent = (started(state, State(variant, replicas)), *recent[:-1])
         return State(variant, replicas, recent)
 
-    def _cost(self, states: list[State]) -> float:
-        return path_cost(self._costs, self._origin, states)
-
-    def _traced(self, parents: dict[tuple[int, State], State], last: State) -> list[State]:
+    def _traced(self, parents: dict[tuple[int, State], State], last: State) -> tuple[State, ...]:
         states = [last]
         for epoch in range(len(self._costs.run), 1, -1):
             states.append(parents[epoch, states[-1]])
-        return states[::-1]
-
-
-def path_cost(costs: PoolCosts, before: State, states: list[State] | tuple[State, ...]) -> float:
-    """Return what states cost, with their starts, after what ran before."""
-    total = 0.0
-    for epoch, state in enumerate(states):
-        total += float(costs.run[epoch, state.variant, state.replicas])
-        total += float(costs.start[epoch, state.variant]) * started(before, state)
-        before = state
-    return total
-
-
-def origin(costs: PoolCosts) -> State:
-    """Return what runs before the first epoch."""
-    variant = int(np.argmax(costs.running))
-    return State(variant, int(costs.running[variant]))
+        return tuple(states[::-1])
