@@ -67,9 +67,14 @@ def complete_table(machine: Machine, objective: Objective, prompt_tokens: float,
     Raises:
         NoTable: the machine's steps are not explained.
     """
+    return table_of(machine, objective, complete_fit(machine), prompt_tokens, switch_s)
+
+
+def complete_fit(machine: Machine) -> FitResult:
+    """Fit a model to an engine that was seen at every load."""
     highest_mhz = machine.clocks_mhz[-1]
     windows = [window for mhz in (highest_mhz, *ladder(machine)[::2]) for window in _every_load(machine, mhz)]
-    return table_of(machine, objective, fit(windows, highest_mhz), prompt_tokens, switch_s)
+    return fit(windows, highest_mhz)
 
 
 def mean_prompt_tokens(requests: Sequence[Request]) -> float:

@@ -93,7 +93,11 @@ def _least_watts(request: PlanRequest, pool: PoolLoad, variant: Variant, counts:
     share = expected / np.maximum(counts, 1)
     drawn = np.stack(
         [
-            np.where(share <= point.most_load * (1.0 + 1e-9), np.interp(share, point.loads, point.watts), np.inf)
+            np.where(
+                expected <= np.array([point.carried_by(int(count)) for count in counts]) * (1.0 + 1e-9),
+                np.interp(share, point.loads, point.watts),
+                np.inf,
+            )
             for point in variant.points
         ]
     )

@@ -37,6 +37,8 @@ class OperatingPoint:
         clock_mhz: the clock.
         loads: requests a second, ascending from 0; the last is the most that it carries within its limits.
         watts: of all its GPUs at these loads, never falling; between two loads in proportion.
+        carried: the most that each replica carries where there are 1, 2, … of them, never falling, the last at most
+            that of ``loads``; where there are more, the last. Empty: that of ``loads``, however many there are.
 
     Raises:
         InvalidProblem: a value is out of range; the message names the field and the rule.
@@ -45,6 +47,7 @@ class OperatingPoint:
     clock_mhz: int
     loads: tuple[float, ...]
     watts: tuple[float, ...]
+    carried: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _require(0 < self.clock_mhz <= 10_000, "clock_mhz", "from 1 to 10,000", self.clock_mhz)
@@ -55,10 +58,29 @@ class OperatingPoint:
         never_falls = self.watts[0] >= 0.0 and all(low <= high < math.inf for low, high in pairwise(self.watts))
         _require(never_falls, "watts", "at least 0 and never falling", self.watts)
 
+        most = (*self.carried, self.loads[-1] * (1.0 + 1e-9))
+        kept = len(self.carried) <= MOST_LOADS and most[0] >= 0.0 and all(low <= high for low, high in pairwise(most))
+        _require(kept, "carried", f"at most {MOST_LOADS}, at least 0, never falling, at most loads' last", self.carried)
+
     @property
     def most_load(self) -> float:
-        """Requests a second that one replica carries."""
-        return self.loads[-1]
+        """Requests a second that one replica of many carries."""
+        return self.carried[-1] if self.carried else self.loads[-1]
+
+    def carried_by(self, replicas: int) -> float:
+        """Return the requests a second that so many replicas carry together."""
+        if not self.carried or replicas <= 0:
+            return replicas * self.most_load
+        return replicas * self.carried[min(replicas, len(self.carried)) - 1]
+
+    def fewest(self, load: float) -> int:
+        """Return how many replicas carry a load; more than `MOST_REPLICAS`: too many, or none would do."""
+        if self.most_load <= 0.0:
+            return 0 if load <= 0.0 else MOST_REPLICAS + 1
+        replicas = math.ceil(load / self.most_load - 1e-9)
+        while replicas <= MOST_REPLICAS and self.carried_by(replicas) < load * (1.0 - 1e-9):
+            replicas += 1
+        return replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +109,9 @@ class Variant:
             value = getattr(self, name)
             _require(0.0 <= value < math.inf, name, "at least 0 and finite", value)
 
-    @property
-    def most_load(self) -> float:
-        """Requests a second that one replica carries at the clock that carries most."""
-        return max(point.most_load for point in self.points)
+    def fewest(self, load: float) -> int:
+        """Return how many replicas carry a load at the clock that carries most."""
+        return min(point.fewest(load) for point in self.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +228,17 @@ class PlanRequest:
 
     def fewest_replicas(self, variant: Variant, upper: float) -> int:
         """Return how many replicas of a variant a load that must be carried needs, the spare ones included."""
-        return math.ceil(upper / variant.most_load - 1e-9) + self.spare if upper > 0.0 else 0
+        return variant.fewest(upper) + self.spare if upper > 0.0 else 0
 
     def most_replicas(self, pool: PoolLoad, variant: Variant) -> int:
         """Return how many replicas of a variant are planned with at most.
 
         With so many, each expected load is carried at the clock that carries least, and each upper one at the highest.
         """
-        least = min(point.most_load for point in variant.points)
-        slowest = max(math.ceil(expected / least) for expected in pool.expected)
+        load = max(pool.expected)
+        slowest = max(fewest for point in variant.points if (fewest := point.fewest(load)) <= MOST_REPLICAS)
         running = max(pool.running, default=0)
-        return max(slowest, running, *(self.fewest_replicas(variant, upper) for upper in pool.upper))
+        return max(slowest, running, self.fewest_replicas(variant, max(pool.upper)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,375 @@
+"""Policies that size pools, side by side on the same weeks: what serves each pool in each minute.
+
+All of them know the limits and the fitted steps of the engines, and the classes of requests without an error. What they
+know of the load differs: the week itself (hindsight, and the one number that is provisioned for a peak), the weeks
+before, or what has been seen until now. No policy keeps spare replicas unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from perseus_sim.serving.canary import complete_fit, ladder
+from perseus_sim.serving.machine import Machine
+from perseus_sim.serving.pools.fluid import Clocks, FluidPool
+from perseus_sim.serving.pools.service import WEEK_MIN, Service
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.serving.planner import (
+    FittedSteps,
+    Forecaster,
+    Limits,
+    OperatingPoint,
+    PlanRequest,
+    PoolLoad,
+    Replica,
+    Variant,
+    plan,
+)
+
+EPOCH_MIN: Final = 15
+AHEAD: Final = 16
+"""Epochs that are planned at once: four hours, longer than any start takes to pay."""
+START_S: Final = 420.0
+"""A cold instance of a 70B model: six to eight minutes."""
+PARALLEL: Final = (2, 4, 8)
+RARE: Final = 0.02
+"""Share of requests below which a class is served with the next longer one: a pool of its own would be idle."""
+_BOOSTS_MHZ: Final = (1200, 1500)
+
+Pool = tuple[str, ...]
+"""Classes that one pool serves."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What serves a pool.
+
+    Attributes:
+        gpus: int[minutes], of a replica.
+        replicas: int[minutes], that serve.
+        starts: of replicas, by their GPUs.
+    """
+
+    gpus: Index
+    replicas: Index
+    starts: dict[int, int]
+
+
+@dataclass
+class World:
+    """A service on machines of one kind.
+
+    Attributes:
+        service: its requests.
+        limits: what they were promised.
+        machines: by GPUs of a replica.
+    """
+
+    service: Service
+    limits: Limits
+    machines: dict[int, Machine]
+    _points: dict[tuple[Pool, int, bool], dict[tuple[int, int], OperatingPoint]] = field(default_factory=dict)
+    _fluids: dict[tuple[Pool, int, Clocks], FluidPool] = field(default_factory=dict)
+
+    @cached_property
+    def fitted(self) -> dict[int, Replica]:
+        """Replicas whose steps were fitted to what a canary shows, by their GPUs."""
+        found = {}
+        for gpus, machine in self.machines.items():
+            result = complete_fit(machine)
+            if result.models is None or result.watts is None:
+                continue
+            steps = FittedSteps(result.models.best, result.watts)
+            found[gpus] = Replica(gpus, steps, machine.clocks_mhz[-1], machine.kv_capacity)
+        return found
+
+    @cached_property
+    def highest(self) -> Clocks:
+        """The highest clock alone."""
+        mhz = self.machines[PARALLEL[-1]].clocks_mhz[-1]
+        return Clocks(((mhz, mhz),))
+
+    @cached_property
+    def single(self) -> Clocks:
+        """One clock for all steps, every 200 MHz: DynamoLLM's."""
+        clocks = self.machines[PARALLEL[-1]].clocks_mhz
+        return Clocks(tuple((mhz, mhz) for mhz in clocks if mhz >= 795 and (clocks[-1] - mhz) % 195 == 0))
+
+    @cached_property
+    def law(self) -> Clocks:
+        """A floor and a boost: the agent's law."""
+        machine = self.machines[PARALLEL[-1]]
+        floors = [*ladder(machine)[::2], machine.clocks_mhz[-1]]
+        return Clocks(tuple((low, high) for low in floors for high in (low, *_BOOSTS_MHZ) if high >= low))
+
+    def points(self, pool: Pool, gpus: int, *, boosts: bool) -> dict[tuple[int, int], OperatingPoint]:
+        """Return the operating points of a pool, by floor and boost.
+
+        Args:
+            pool: its classes.
+            gpus: of a replica.
+            boosts: whether steps with prompts may have a clock of their own.
+        """
+        key = pool, gpus, boosts
+        if key not in self._points:
+            requests, replica = self.service.request_class(pool), self.fitted[gpus]
+            pairs = self.law.pairs if boosts else {*self.single.pairs, *self.highest.pairs}
+            self._points[key] = {
+                (low, high): points[-1]
+                for low, high in sorted(pairs)
+                if (points := replica.points(requests, self.limits, (low,), (high,)[: high > low]))
+                and len(points) == 1 + (high > low)
+            }
+        return self._points[key]
+
+    def fluid(self, pool: Pool, gpus: int, clocks: Clocks) -> FluidPool:
+        """Return the replicas that serve a pool."""
+        key = pool, gpus, clocks
+        if key not in self._fluids:
+            points = self.points(pool, gpus, boosts=clocks == self.law)
+            requests = self.service.request_class(pool)
+            self._fluids[key] = FluidPool(self.machines[gpus], requests, self.limits, points, clocks)
+        return self._fluids[key]
+
+    def variants(self, pool: Pool, parallel: Sequence[int], clocks: Clocks) -> tuple[Variant, ...]:
+        """Return what may serve a pool, of those that keep the limits at all."""
+        found = []
+        for gpus in parallel:
+            points = self.points(pool, gpus, boosts=clocks == self.law)
+            chosen = tuple(points[pair] for pair in clocks.pairs if pair in points)
+            if chosen:
+                found.append(Variant(gpus, chosen, START_S, self.start_j(gpus)))
+        return tuple(found)
+
+    def start_j(self, gpus: int) -> float:
+        """Return what a start draws: GPUs at their resting watts, at the highest clock."""
+        machine = self.machines[gpus]
+        return START_S * machine.costs(machine.clocks_mhz[-1]).idle_w
+
+
+def merged(service: Service) -> tuple[Pool, ...]:
+    """Return DynamoLLM's pools: a class each, rare ones with the next longer one."""
+    pools: list[Pool] = []
+    waiting: list[str] = []
+    for name in sorted(service.shares, key=lambda one: ["SML".index(letter) for letter in one]):
+        waiting.append(name)
+        if sum(service.shares[one] for one in waiting) >= RARE:
+            pools.append(tuple(waiting))
+            waiting = []
+    if waiting:
+        pools[-1] = (*pools[-1], *waiting)
+    return tuple(pools)
+
+
+def splits(service: Service) -> dict[str, tuple[Pool, ...]]:
+    """Return the ways to split a service into pools that are compared."""
+    names = list(service.shares)
+    by_prompt = tuple(tuple(name for name in names if name[0] == letter) for letter in "SML")
+    by_output = tuple(tuple(name for name in names if name[1] == letter) for letter in "SML")
+    return {
+        "one pool": (tuple(names),),
+        "by prompt": tuple(pool for pool in by_prompt if pool),
+        "by answer": tuple(pool for pool in by_output if pool),
+        "by both": merged(service),
+    }
+
+
+def pool_load(loads: dict[str, Floats], pool: Pool) -> Floats:
+    """Return the load of a pool, float[minutes]."""
+    total: Floats = np.sum([loads[name] for name in pool], axis=0)
+    return total
+
+
+def epochs_of(load: Floats) -> tuple[Floats, Floats]:
+    """Return the mean and the heaviest minute of each epoch."""
+    by_epoch = load.reshape(-1, EPOCH_MIN)
+    return by_epoch.mean(axis=1), by_epoch.max(axis=1)
+
+
+def peak(world: World, load: Floats, pool: Pool, gpus: int) -> Schedule:
+    """Return as many replicas, all the time, as the heaviest minute needs: what is provisioned for a peak."""
+    (variant,) = world.variants(pool, (gpus,), world.highest)
+    count = variant.fewest(float(load.max()))
+    return Schedule(np.full(len(load), gpus), np.full(len(load), count), {})
+
+
+def hindsight(
+    world: World,
+    loads: dict[str, Floats],
+    pools: Sequence[Pool],
+    parallel: Sequence[int],
+    clocks: Clocks,
+    spare: int = 0,
+) -> tuple[dict[Pool, Schedule], float]:
+    """Return the plan of least energy with the load known, and the share by which there may be a better one."""
+    asked = []
+    for pool in pools:
+        mean, heaviest = epochs_of(pool_load(loads, pool))
+        variants = world.variants(pool, parallel, clocks)
+        asked.append(PoolLoad("/".join(pool), variants, tuple(mean.tolist()), tuple(heaviest.tolist())))
+    done = plan(PlanRequest(tuple(asked), 60.0 * EPOCH_MIN, spare=spare))
+    schedules = {}
+    for pool, one in zip(pools, asked, strict=True):
+        choices = done.choices[one.name]
+        starts: dict[int, int] = {}
+        for choice in choices[1:]:
+            starts[choice.gpus] = starts.get(choice.gpus, 0) + choice.starts
+        schedules[pool] = _by_minute([(choice.gpus, choice.replicas) for choice in choices], starts)
+    return schedules, done.gap
+
+
+def forecast(
+    world: World,
+    loads: dict[str, Floats],
+    pools: Sequence[Pool],
+    parallel: Sequence[int],
+    clocks: Clocks,
+    *,
+    quantile: float = 0.97,
+    spare: int = 0,
+    watch: Callable[[Pool, Forecaster], object] = lambda _pool, _forecaster: None,
+) -> dict[Pool, Schedule]:
+    """Return what the planner orders, epoch after epoch, from forecasts; the last week of the loads counts.
+
+    What starts is ordered an epoch ahead, so a plan is of the epoch after the one that begins.
+
+    Args:
+        world: the service.
+        loads: of each class, weeks of it.
+        pools: its classes.
+        parallel: GPUs of a replica to choose from.
+        clocks: to choose from.
+        quantile: of the forecasts' ratios: the headroom.
+        spare: replicas of each pool that may be lost.
+        watch: gets the forecaster of each pool in the end.
+    """
+    means, peaks, forecasters, variants = {}, {}, {}, {}
+    for pool in pools:
+        means[pool], peaks[pool] = epochs_of(pool_load(loads, pool))
+        forecasters[pool] = Forecaster(60.0 * EPOCH_MIN, quantile)
+        variants[pool] = world.variants(pool, parallel, clocks)
+    count = len(next(iter(means.values())))
+    week = WEEK_MIN // EPOCH_MIN
+    chosen: dict[Pool, list[tuple[int, int]]] = {pool: [] for pool in pools}
+    starts: dict[Pool, dict[int, int]] = {pool: {} for pool in pools}
+    for epoch in range(count):  # those before are seen, this one begins
+        asked = []
+        for pool in pools:
+            made = forecasters[pool].forecast(1 + AHEAD)
+            if epoch < count - week - 1:
+                continue
+            serving = chosen[pool][-1] if chosen[pool] else (0, 0)
+            running = tuple(serving[1] if one.gpus == serving[0] else 0 for one in variants[pool])
+            expected, upper = zip(*((one.expected, one.upper) for one in made[1:]), strict=True)
+            asked.append(PoolLoad("/".join(pool), variants[pool], expected, upper, running))
+        if asked and epoch < count - 1:
+            choices = plan(PlanRequest(tuple(asked), 60.0 * EPOCH_MIN, spare=spare)).choices
+            for pool, one in zip(pools, asked, strict=True):
+                first = choices[one.name][0]
+                if chosen[pool]:
+                    starts[pool][first.gpus] = starts[pool].get(first.gpus, 0) + first.starts
+                chosen[pool].append((first.gpus, first.replicas))
+        for pool in pools:
+            forecasters[pool].seen(float(means[pool][epoch]), float(peaks[pool][epoch]))
+    for pool in pools:
+        watch(pool, forecasters[pool])
+    return {pool: _by_minute(chosen[pool], starts[pool]) for pool in pools}
+
+
+def dynamollm(world: World, loads: dict[str, Floats]) -> dict[Pool, Schedule]:
+    """Return what DynamoLLM's managers order, as the paper describes them, in the last week of the loads.
+
+    The cluster manager gives each pool, every half hour, the GPUs for the heaviest load of the same half hour of the
+    weeks before, in the parallelism of least energy. The pool manager, every five minutes, splits them into replicas of
+    the parallelism that costs least at the load just seen. Both are as good as they can be: starts are in time, and
+    another parallelism costs nothing.
+    """
+    found = {}
+    for pool in merged(world.service):
+        load = pool_load(loads, pool)
+        week, before = load[-WEEK_MIN:], load[:-WEEK_MIN].reshape(-1, WEEK_MIN).max(axis=0)
+        variants = world.variants(pool, PARALLEL, world.single)
+        gpus, replicas = np.zeros((2, WEEK_MIN), dtype=np.intp)
+        starts: dict[int, int] = {}
+        given = 0
+        for begin in range(0, WEEK_MIN, 30):
+            heaviest = float(before[begin : begin + 30].max())
+            best = min(variants, key=lambda one: _watts(one, one.fewest(heaviest), heaviest))
+            now = best.gpus * best.fewest(heaviest)
+            if begin and now > given:
+                starts[best.gpus] = starts.get(best.gpus, 0) + -(-(now - given) // best.gpus)
+            given = now
+            for at in range(begin, begin + 30, 5):
+                seen = float(week[max(0, at - 5) : max(5, at)].max())
+                split = min(
+                    (one for one in variants if given // one.gpus),
+                    key=lambda one: (one.fewest(seen) > given // one.gpus, _watts(one, given // one.gpus, seen)),
+                )
+                gpus[at : at + 5], replicas[at : at + 5] = split.gpus, given // split.gpus
+        found[pool] = Schedule(gpus, replicas, starts)
+    return found
+
+
+def _watts(variant: Variant, replicas: int, load: float) -> float:
+    """Return what replicas draw at the cheapest clock that carries a load, or at the most they carry."""
+    kept = [point for point in variant.points if load <= point.carried_by(replicas) * (1.0 + 1e-9)]
+    share = load / max(1, replicas)
+    drawn = [float(np.interp(share, point.loads, point.watts)) for point in kept or variant.points]
+    return replicas * (min(drawn) if kept else max(drawn))
+
+
+def _by_minute(choices: Sequence[tuple[int, int]], starts: dict[int, int]) -> Schedule:
+    gpus, replicas = (np.repeat(np.array(column, dtype=np.intp), EPOCH_MIN) for column in zip(*choices, strict=True))
+    return Schedule(gpus, replicas, {size: count for size, count in starts.items() if count})
+
+
+@dataclass(frozen=True)
+class Week:
+    """What came of a policy in a week.
+
+    Attributes:
+        joules: of all GPUs, starts included.
+        attainment_percent: of the requests.
+        gpu_hours: of GPUs that serve.
+        starts: of replicas.
+        churn_percent: epochs in which a pool's replicas change, of all pools' epochs.
+        watts: float[minutes], of all GPUs.
+    """
+
+    joules: float
+    attainment_percent: float
+    gpu_hours: float
+    starts: int
+    churn_percent: float
+    watts: Floats
+
+
+def served(world: World, loads: dict[str, Floats], schedules: dict[Pool, Schedule], clocks: Clocks) -> Week:
+    """Serve the last week of the loads as schedules say."""
+    joules, requests, late, gpu_min, starts = 0.0, 0.0, 0.0, 0.0, 0
+    watts, changed, epochs = np.zeros(WEEK_MIN), 0, 0
+    for pool, schedule in schedules.items():
+        load = pool_load(loads, pool)[-WEEK_MIN:]
+        for gpus in np.unique(schedule.gpus[schedule.gpus > 0]):
+            mask = schedule.gpus == gpus
+            fluid = world.fluid(pool, int(gpus), clocks)
+            done = fluid.serve(np.where(mask, load, 0.0), np.where(mask, schedule.replicas, 0))
+            watts += done.joules / 60.0
+            joules += float(done.joules.sum())
+            late += float(done.late.sum())
+        requests += 60.0 * float(load.sum())
+        late += 60.0 * float(load[schedule.gpus == 0].sum())
+        gpu_min += float((schedule.gpus * schedule.replicas).sum())
+        joules += sum(count * world.start_j(gpus) for gpus, count in schedule.starts.items())
+        starts += sum(schedule.starts.values())
+        by_epoch = (schedule.gpus * 10_000 + schedule.replicas)[::EPOCH_MIN]
+        changed += int((np.diff(by_epoch) != 0).sum())
+        epochs += len(by_epoch) - 1
+    return Week(joules, 100.0 * (1.0 - late / requests), gpu_min / 60.0, starts, 100.0 * changed / epochs, watts)
+
+

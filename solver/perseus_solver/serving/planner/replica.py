@@ -1,0 +1,372 @@
+"""What one replica carries within its limits at each clock, and draws, from the models of its steps.
+
+A replica that is offered so many requests a second spends a share of its time on steps with prompts, another on steps
+without, and rests where no request is there. Prompts are computed at the boost, tokens at the floor, as the agent's law
+does (`perseus_solver.serving.table`); a policy with one clock for both gives the same for both. How many requests
+decode at once follows from the tokens that are due (Little), and everything else from that.
+
+Loads that cannot keep the limits are refused by bounds: of the time per token, with a margin for what varies between
+requests; of the memory and the number of requests, with three standard deviations of a Poisson number; and of the wait
+for the first token, of which the mean is that of a queue with measured moments (Kingman) and the tail exponential. They
+refuse; what is chosen is for a simulation, and then for the pool's own measurements, to confirm. Behind a router that
+knows the backlog of each replica, a prompt waits only where all are busy (Erlang), so each of many carries more than
+one alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.kinds import Bools, Floats
+from perseus_solver.serving.model import StepModel, WattModel
+from perseus_solver.serving.planner.problem import OperatingPoint
+
+PER_TOKEN_MARGIN: Final = 0.85
+"""Of the limit, for the mean time per token: 1 of 100 requests has a sixth more."""
+LATE_SHARE: Final = 0.25
+"""Of the requests that may miss their limits, those whose first token may be late by the bound: a simulation finds up
+to twice as many as it says, and the rest is for bursts and for the clocks' own lateness."""
+KV_FULL: Final = 0.9
+_MOST_PROMPTS: Final = 0.95
+"""Of the time: beyond, queues have no end."""
+_LOADS: Final = 17
+"""Between which watts are taken in proportion."""
+_HALVINGS: Final = 24
+_PROMPTS: Final = 8
+"""Lengths of prompts that stand for all."""
+_POOLED: Final = 16
+"""Replicas up to which each more lets all of them carry more; of so many, all but the last tenth is used."""
+_DEVIATIONS: Final = 3.0
+
+
+class Steps(Protocol):
+    """What steps take: a fitted model, or a machine that is given."""
+
+    def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+        """Return seconds of steps; arguments as of `StepModel.steps_s`."""
+
+    def joules(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+        """Return joules of steps, of all GPUs of the replica."""
+
+    def resting_w(self, clock_mhz: float) -> float:
+        """Return watts without a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSteps:
+    """Steps by models that were fitted to an engine."""
+
+    model: StepModel
+    watts: WattModel
+
+    def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+        """Return seconds of steps."""
+        return self.model.steps_s(np.full_like(running, clock_mhz), running, kv_tokens, prompt_tokens)
+
+    def joules(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+        """Return joules of steps."""
+        return self.watts.joules_of(self.model, np.full_like(running, clock_mhz), running, kv_tokens, prompt_tokens)
+
+    def resting_w(self, clock_mhz: float) -> float:
+        """Return watts without a step."""
+        return float(self.watts.resting_w(np.array(clock_mhz, float)))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """Requests of one kind.
+
+    Attributes:
+        prompt_tokens: computed of a prompt, mean.
+        output_tokens: of an answer, mean.
+        kv_tokens: whose keys and values a request that decodes reads in a step, mean.
+        prompt_scv: squared coefficient of variation of the prompts' tokens.
+        arrival_scv: of the times between arrivals; 1: they come independently of each other.
+        prompts: tokens of prompts that are equally frequent; empty: the mean stands for all.
+
+    Raises:
+        InvalidProblem: a value is out of range; the message names the field and the rule.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    kv_tokens: float
+    prompt_scv: float = 1.0
+    arrival_scv: float = 1.0
+    prompts: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("prompt_tokens", 1.0, 1e7),
+            ("output_tokens", 1.0, 1e7),
+            ("kv_tokens", 0.0, 1e9),
+            ("prompt_scv", 0.0, 1e4),
+            ("arrival_scv", 0.0, 1e4),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidProblem(f"{name} must be from {least:g} to {most:,.0f}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def seen(cls, prompts: Sequence[int], outputs: Sequence[int], arrival_scv: float = 1.0) -> RequestClass:
+        """Return the class of requests that were seen: tokens of each prompt and of its answer.
+
+        >>> requests = RequestClass.seen([100, 300], [10, 30])
+        >>> requests.prompt_tokens, requests.output_tokens, requests.kv_tokens, requests.prompt_scv
+        (200.0, 20.0, 262.5, 0.25)
+        """
+        if not prompts or len(prompts) != len(outputs):
+            raise InvalidProblem("prompts and outputs must be as many, and at least one")
+        prompt, output = np.array(prompts, float), np.array(outputs, float)
+        # Of the requests that decode at a moment, long answers are more than of those that arrive.
+        kv_tokens = float((output * (prompt + output / 2)).mean() / output.mean())
+        scv = float(prompt.var() / prompt.mean() ** 2)
+        middles = (np.arange(_PROMPTS) + 0.5) / _PROMPTS
+        typical = tuple(map(float, np.quantile(prompt, middles)))
+        return cls(float(prompt.mean()), float(output.mean()), kv_tokens, scv, arrival_scv, typical)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests were promised.
+
+    Attributes:
+        first_token_s: of the time to the first token.
+        undisturbed: instead, where that is longer, so many times what the prompt takes alone at the highest clock.
+        per_token_s: of a request's mean time between tokens.
+        attainment: share of the requests that shall keep both.
+
+    Raises:
+        InvalidProblem: a value is out of range; the message names the field and the rule.
+    """
+
+    first_token_s: float
+    undisturbed: float
+    per_token_s: float
+    attainment: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name, most in (("first_token_s", 3_600.0), ("per_token_s", 3_600.0)):
+            if not 0.0 < getattr(self, name) <= most:
+                raise InvalidProblem(f"{name} must be more than 0 and at most {most:g}, not {getattr(self, name)!r}")
+        if not 0.0 <= self.undisturbed < math.inf:
+            raise InvalidProblem(f"undisturbed must be at least 0 and finite, not {self.undisturbed!r}")
+        if not 0.0 < self.attainment < 1.0:
+            raise InvalidProblem(f"attainment must be between 0 and 1, not {self.attainment!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A replica under constant loads; arrays of the loads' shape.
+
+    Attributes:
+        running: requests that decode at once, mean; infinite: they become more and more.
+        per_token_s: time between the tokens of a request, mean.
+        prompt_share: of the time, for steps with prompts.
+        service_s: that a replica spends on a mean prompt.
+        token_s: of a step without prompts.
+        watts: of all GPUs, mean.
+        kept: whether the limits are kept.
+    """
+
+    running: Floats
+    per_token_s: Floats
+    prompt_share: Floats
+    service_s: Floats
+    token_s: Floats
+    watts: Floats
+    kept: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """An engine on so many GPUs.
+
+    Attributes:
+        gpus: it runs on.
+        steps: what its steps take.
+        highest_mhz: the GPUs' highest clock.
+        kv_capacity: tokens whose keys and values fit into its memory.
+        most_running: requests that it decodes at once.
+        step_tokens: of one step at most, those that decode included.
+    """
+
+    gpus: int
+    steps: Steps
+    highest_mhz: int
+    kv_capacity: int
+    most_running: int = 256
+    step_tokens: int = 512
+
+    def steady(
+        self, requests: RequestClass, limits: Limits, loads: Floats, floor_mhz: int, boost_mhz: int
+    ) -> Steady:
+        """Return what constant loads do.
+
+        Args:
+            requests: of what kind.
+            limits: what they were promised.
+            loads: float[n], requests a second.
+            floor_mhz: the clock of steps without prompts.
+            boost_mhz: the clock of steps with them.
+        """
+        low, high = np.zeros_like(loads), np.full_like(loads, 4.0 * self.most_running)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            enough = self._tokens_s(requests, loads, middle, floor_mhz, boost_mhz) >= (
+                loads * max(0.0, requests.output_tokens - 1.0)
+            )
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        running = high
+        chunk, prompt_s, token_s, rests = self._parts(requests, running, floor_mhz, boost_mhz)
+        kv_tokens = running * requests.kv_tokens
+        service_s = requests.prompt_tokens / chunk * prompt_s
+        prompt_share = np.minimum(1.0, loads * service_s)
+        together = self._together(running)
+        watts = (
+            prompt_share * self.steps.joules(boost_mhz, running, kv_tokens, chunk) / prompt_s
+            + (1.0 - prompt_share)
+            * (1.0 - rests)
+            * self.steps.joules(floor_mhz, together, together * requests.kv_tokens, np.zeros_like(loads))
+            / token_s
+            + (1.0 - prompt_share) * rests * self.steps.resting_w(floor_mhz)
+        )
+        due = loads * max(1e-12, requests.output_tokens - 1.0)
+        per_token_s = np.where(due > 0.0, running / np.maximum(due, 1e-12), 0.0)
+        spread = _DEVIATIONS * np.sqrt(running)
+        # Tokens in memory vary with the number of requests, and those with the lengths of each.
+        kept = (
+            (per_token_s <= PER_TOKEN_MARGIN * limits.per_token_s)
+            & ((running + spread) * requests.kv_tokens <= KV_FULL * self.kv_capacity)
+            & (running + spread <= self.most_running)
+            & (prompt_share < _MOST_PROMPTS)
+        )
+        return Steady(running, per_token_s, prompt_share, service_s, token_s, watts, kept)
+
+    def points(
+        self,
+        requests: RequestClass,
+        limits: Limits,
+        floors_mhz: Sequence[int],
+        boosts_mhz: Sequence[int] = (),
+        *,
+        routed: bool = True,
+    ) -> tuple[OperatingPoint, ...]:
+        """Return the operating points of this replica: of each pair of clocks that keeps the limits at any load.
+
+        Args:
+            requests: of what kind.
+            limits: what they were promised.
+            floors_mhz: clocks of steps without prompts.
+            boosts_mhz: clocks of steps with prompts, each paired with every floor below; each floor is also its own.
+            routed: whether requests go to the replica with the fewest prompts to compute; otherwise to any.
+        """
+        points = []
+        for floor_mhz in floors_mhz:
+            for boost_mhz in (floor_mhz, *(mhz for mhz in boosts_mhz if mhz > floor_mhz)):
+                most = self._most_load(requests, limits, floor_mhz, boost_mhz)
+                carried = self._carried(requests, limits, most, floor_mhz, boost_mhz)[: None if routed else 1]
+                if carried and carried[-1] > 0.0:
+                    loads = carried[-1] * np.linspace(0.0, 1.0, _LOADS)
+                    watts = np.maximum.accumulate(self.steady(requests, limits, loads, floor_mhz, boost_mhz).watts)
+                    points.append(OperatingPoint(floor_mhz, tuple(loads.tolist()), tuple(watts.tolist()), carried))
+        return tuple(points)
+
+    def _carried(
+        self, requests: RequestClass, limits: Limits, most: float, floor_mhz: int, boost_mhz: int
+    ) -> tuple[float, ...]:
+        """Return the load of each replica up to which first tokens come in time, where there are 1, 2, …."""
+        if most <= 0.0:
+            return ()
+        loads = most * np.linspace(0.0, 1.0, 129)[1:]
+        steady = self.steady(requests, limits, loads, floor_mhz, boost_mhz)
+        carried = []
+        for replicas in range(1, _POOLED + 1):
+            late = self.late_share(requests, limits, steady, replicas)
+            kept = late <= LATE_SHARE * (1.0 - limits.attainment)
+            first = len(kept) if kept.all() else int(np.argmin(kept))
+            carried.append(float(loads[first - 1]) if first else 0.0)
+        return tuple(np.maximum.accumulate(carried).tolist())
+
+    def _most_load(self, requests: RequestClass, limits: Limits, floor_mhz: int, boost_mhz: int) -> float:
+        """Return the load up to which all limits are kept, within a thousandth; 0: there is none."""
+        low, high = 0.0, 1.0 / max(1e-9, float(self._parts(requests, np.zeros(1), floor_mhz, boost_mhz)[1][0]))
+        for _ in range(3):
+            loads = low + (high - low) * np.linspace(0.0, 1.0, 33)
+            kept = self.steady(requests, limits, loads, floor_mhz, boost_mhz).kept
+            first = len(kept) if kept.all() else int(np.argmin(kept))
+            if first == 0:
+                return 0.0
+            low, high = float(loads[first - 1]), float(loads[min(first, len(kept) - 1)])
+        return low
+
+    def _parts(
+        self, requests: RequestClass, running: Floats, floor_mhz: int, boost_mhz: int
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return prompt tokens of a step, seconds of one with them and of one without, and how often none runs."""
+        chunk = np.clip(self.step_tokens - running, 1.0, max(1.0, requests.prompt_tokens))
+        together = self._together(running)
+        prompt_s = self.steps.seconds(boost_mhz, running, running * requests.kv_tokens, chunk)
+        token_s = self.steps.seconds(floor_mhz, together, together * requests.kv_tokens, np.zeros_like(running))
+        return chunk, prompt_s, token_s, np.exp(-running)
+
+    @staticmethod
+    def _together(running: Floats) -> Floats:
+        """Return how many decode at once while any does; independent requests are there in a Poisson number."""
+        together: Floats = np.where(running > 1e-9, running / -np.expm1(-np.maximum(running, 1e-9)), 1.0)
+        return together
+
+    def _tokens_s(
+        self, requests: RequestClass, loads: Floats, running: Floats, floor_mhz: int, boost_mhz: int
+    ) -> Floats:
+        """Return tokens that so many requests get a second."""
+        chunk, prompt_s, token_s, _ = self._parts(requests, running, floor_mhz, boost_mhz)
+        share = np.minimum(1.0, loads * requests.prompt_tokens / chunk * prompt_s)
+        tokens_s: Floats = running * (share / prompt_s + (1.0 - share) / token_s)
+        return tokens_s
+
+    def late_share(self, requests: RequestClass, limits: Limits, steady: Steady, replicas: int) -> Floats:
+        """Return the share of requests whose first token comes late.
+
+        Args:
+            requests: of what kind.
+            limits: what they were promised.
+            steady: of each of the replicas.
+            replicas: behind one router that knows the backlog of each.
+        """
+        busy = np.minimum(steady.prompt_share, 0.999)
+        waits = erlang_c(replicas, replicas * busy)
+        scv = (requests.arrival_scv + requests.prompt_scv) / 2.0
+        waiting_s = np.maximum(1e-12, steady.service_s * scv / (replicas * (1.0 - busy)))
+        total = np.zeros_like(busy)
+        prompts = requests.prompts or (requests.prompt_tokens,)
+        for tokens in prompts:
+            own_s = steady.service_s * tokens / requests.prompt_tokens
+            left_s = self.first_token_limit_s(tokens, limits) - own_s - steady.token_s
+            total += np.where(left_s > 0.0, waits * np.exp(-np.maximum(0.0, left_s) / waiting_s), 1.0)
+        late: Floats = np.where(steady.prompt_share >= 0.999, 1.0, total / len(prompts))
+        return late
+
+    def first_token_limit_s(self, prompt_tokens: float, limits: Limits) -> float:
+        """Return the limit of a prompt's first token."""
+        one = np.array([0.0]), np.array([0.0]), np.array([prompt_tokens])
+        return max(limits.first_token_s, limits.undisturbed * float(self.steps.seconds(self.highest_mhz, *one)[0]))
+
+
+def erlang_c(servers: int, offered: Floats) -> Floats:
+    """Return how often who comes must wait, where so many serve and so many would be busy without an end of them.
+
+    >>> float(erlang_c(1, np.array([0.5]))[0]), round(float(erlang_c(4, np.array([2.0]))[0]), 4)
+    (0.5, 0.1739)
+    """
+    blocked = np.ones_like(offered)
+    for number in range(1, servers + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    busy = np.minimum(offered / servers, 1.0)
+    waits: Floats = np.where(busy >= 1.0, 1.0, blocked / np.maximum(1e-12, 1.0 - busy * (1.0 - blocked)))
+    return waits
