@@ -6,8 +6,8 @@ virtual environment yet.
 Where time goes, on two cores: ``make test`` takes five minutes of CPU and ``make slow`` two. Tests that start processes
 mostly wait, so four of them run at once (``WAITING`` in the Makefile). Beside a load of six to eleven ``make
 integration`` took four minutes so, ``make e2e`` with a real API server six and a half, ``make chart-test`` four and a
-half. The suites of the cluster take 33 to 37 minutes, most of which they wait: they share it, one after the other,
-beside all other suites.
+half. The suites of the cluster take 33 to 37 minutes, most of which they wait: they run one after the other, beside
+all other suites.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ PREPARATIONS: Final = {
     ),
     # Modules are fetched: a second try finds what the first one already has.
     "control-plane": Preparation("make control-plane || make control-plane", ("go",)),
-    "binaries": Preparation("make binaries || make binaries", ("go",)),
+    "binaries": Preparation("make binaries WORKLOADS= || make binaries WORKLOADS=", ("go",)),
     "images": Preparation("make images", ("buildah", "mmdebstrap", "go"), tests=True),
+    # On a new machine these take as long as all before: the first suites on a cluster do not wait for them.
+    "workloads": Preparation("make binaries || make binaries", ("go",)),
     "frameworks": Preparation("make frameworks || make frameworks", tests=True),
 }
 
@@ -77,10 +79,8 @@ _TESTS: Final = ("tests/*.py", "tests/doubles", "tests/execution")
 _ROOMS: Final = ("agent", "bench", "client", "core", "operator", "proto", "runtime", "sim", "solver")
 _ROOMS_OF_A_RELEASE: Final = ("client", "core", "proto", "runtime", "solver")
 _ROOMS_OF_A_NODE: Final = ("agent", "bench", "client", "core", "proto", "runtime", "sim", "solver")
-_ON_A_CLUSTER: Final = (
-    *("up_and_down", "journey", "socket_resource", "energy_class", "controllers", "workload_kinds"),
-    *("dynamic_resources", "identity", "serving"),
-)
+_ON_A_CLUSTER: Final = ("up_and_down", "journey", "socket_resource", "energy_class", "identity", "serving")
+_WITH_WORKLOADS: Final = ("controllers", "workload_kinds", "dynamic_resources")
 BY_HAND: Final = (
     ("solver_scaling", "four minutes more"),
     ("solver_batch", "two minutes more"),
@@ -93,6 +93,22 @@ BY_HAND: Final = (
 def of_cluster(*names: str) -> str:
     """Return the files of these suites, as the Makefile takes them."""
     return " ".join(f"tests/cluster/test_{name}.py" for name in names)
+
+
+def _suite_of_cluster(name: str, suites: tuple[str, ...], needs: str, minutes: int, settings: str = "") -> Suite:
+    command = f'PERSEUS_IMAGES=out/images/perseus.tar make cluster e2e-cluster SUITES="{of_cluster(*suites)}"'
+    inputs = (*_ROOMS, *_TESTS, "tests/cluster", "charts", "deploy", "docs", "examples", "requirements-images.lock")
+    return Suite(
+        name,
+        command + settings,
+        inputs,
+        after=("packages", needs, "images"),
+        minutes=minutes,
+        root=True,
+        check=".venv/bin/python deploy/cluster/cluster.py check >/dev/null",
+        clean_up="make cluster-down",
+        beside=True,
+    )
 
 
 SUITES: Final = (
@@ -141,15 +157,6 @@ SUITES: Final = (
         minutes=6,
         root=True,
     ),
-    Suite(
-        "e2e-cluster",
-        f'PERSEUS_IMAGES=out/images/perseus.tar make cluster e2e-cluster SUITES="{of_cluster(*_ON_A_CLUSTER)}"',
-        (*_ROOMS, *_TESTS, "tests/cluster", "charts", "deploy", "docs", "examples", "requirements-images.lock"),
-        after=("packages", "binaries", "images"),
-        minutes=36,
-        root=True,
-        check=".venv/bin/python deploy/cluster/cluster.py check >/dev/null",
-        clean_up="make cluster-down",
-        beside=True,
-    ),
+    _suite_of_cluster("e2e-cluster", _ON_A_CLUSTER, "binaries", 24, " WORKLOADS="),
+    _suite_of_cluster("e2e-workloads", _WITH_WORKLOADS, "workloads", 14),
 )

@@ -113,7 +113,8 @@ def test_every_input_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["integration", "e2e", "chart-test", "release-test", "observability-test", "e2e-cluster"]
+    "name",
+    ["integration", "e2e", "chart-test", "release-test", "observability-test", "e2e-cluster", "e2e-workloads"],
 )
 def test_a_suite_names_every_room_that_its_tests_use(name: str) -> None:
     inputs = SUITES[name].inputs
