@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from perseus_solver.model.sampling import Sampling
     from perseus_solver.model.simulator import Simulator
     from perseus_solver.rehearsal.hardware import InvalidHardware
-    from perseus_solver.robust import RobustPlan, Scatter, plan_robustly
+    from perseus_solver.rehearsal.robust import RobustPlan, plan_robustly
+    from perseus_solver.rehearsal.scatter import Scatter
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule
     from perseus_solver.switching import reduce_clock_changes, reduce_clock_changes_of_point
 
@@ -133,7 +134,8 @@ _NAMES_OF_MODULE = {
     "model.sampling": ("Sampling",),
     "model.simulator": ("Simulator",),
     "rehearsal.hardware": ("InvalidHardware",),
-    "robust": ("RobustPlan", "Scatter", "plan_robustly"),
+    "rehearsal.robust": ("RobustPlan", "plan_robustly"),
+    "rehearsal.scatter": ("Scatter",),
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
     "switching": ("reduce_clock_changes", "reduce_clock_changes_of_point"),
 }

@@ -15,6 +15,7 @@ from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
+from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.hardware import hardware_from_json
 from perseus_solver.rehearsal.outcome import rehearse_fastest
 
@@ -36,7 +37,9 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = hardware_from_json(request.hardware)
-    no_slower_s = float(rehearse_fastest(problem, hardware).time_kept_s(CONFIDENCE)[0]) * (1 + request.no_slowdown)
+    no_slower_s = float(rehearse_fastest(Executor(problem), hardware).time_kept_s(CONFIDENCE)[0]) * (
+        1 + request.no_slowdown
+    )
     frontier = deployable_frontier(
         Planner(problem), hardware, points=request.points, confidence=CONFIDENCE, times_s=[no_slower_s]
     )

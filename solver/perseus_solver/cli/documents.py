@@ -23,8 +23,7 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Point
 
 if TYPE_CHECKING:
-    from perseus_solver.rehearsal import Rehearsal
-    from perseus_solver.robust import RobustPlan
+    from perseus_solver.rehearsal import Rehearsal, RobustPlan
 
 MAX_PLAN_BYTES = 256 << 20
 """Of a plan that is read: a million instructions take about 80 MiB."""

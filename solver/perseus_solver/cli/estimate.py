@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from perseus_solver.cli import arguments, assumed, common
+from perseus_solver.cli import arguments, assumed, common, deploying
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
 
 def _rehearsed(options: argparse.Namespace, planner: Planner, hardware: Hardware) -> _Outcome:
     """Return what the best plan does where clocks change late, against all clocks at maximum on the same hardware."""
-    found = common.deploy(options, planner, hardware)
+    found = deploying.deploy(options, planner, hardware)
     return _Outcome(
         time=float(found.after.mean_time_s[0] / found.before.mean_time_s[0] - 1),
         energy=float(found.after.mean_energy_j[0] / found.before.mean_energy_j[0] - 1),
@@ -147,7 +147,7 @@ def _hardware(options: argparse.Namespace) -> Hardware | None:
     from perseus_solver.rehearsal.hardware import published_hardware
 
     if options.hardware is not None:
-        return common.read_hardware(options.hardware)
+        return deploying.read_hardware(options.hardware)
     return None if options.gpu is None else published_hardware(options.gpu)
 
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Final
 
-from perseus_solver.cli import arguments, common
+from perseus_solver.cli import arguments, common, deploying
 
 if TYPE_CHECKING:
     from perseus_solver.cli.documents import Deployable
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     Raises:
         SolverError: the input cannot be used, or a file cannot be written.
     """
-    common.check_hardware(options)
+    deploying.check_hardware(options)
     setup = common.set_up(options, outputs)
     problem, base_s, base_j = setup.problem, setup.baseline_time_s, setup.baseline_energy_j
     from perseus_solver.cli.documents import frontier_document
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     else:
         point, grain, rehearsal = deployable.plan(without_slowdown)
         lines.append(common.describe(point, base_s, base_j))
-        lines.append(f"grain: {grain.word}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+        lines.append(f"grain: {grain.word}; {deploying.describe_rehearsal(rehearsal, base_s, base_j)}")
     common.print_summary(options, *lines)
 
 
@@ -106,11 +106,12 @@ def _deployable(options: argparse.Namespace, planner: Planner) -> tuple[Frontier
     from perseus_solver.cli.documents import Deployable
     from perseus_solver.rehearsal import deployable_frontier, ideal_point, rehearse
 
-    hardware = common.read_hardware(options.hardware)
+    hardware = deploying.read_hardware(options.hardware)
     points = {} if options.points is None else {"points": options.points}
-    found = deployable_frontier(planner, hardware, confidence=options.confidence, **points)
+    executor = deploying.executor_of(options, planner.problem, hardware)
+    found = deployable_frontier(planner, hardware, executor=executor, confidence=options.confidence, **points)
     assert found.rehearsed is not None
-    rehearsal = rehearse(planner.problem, found.frequencies_mhz, hardware)
+    rehearsal = rehearse(executor, found.frequencies_mhz, hardware)
     ideal = [ideal_point(planner, point) for point in found]
     return found, Deployable(ideal, rehearsal, found.rehearsed.grains)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from perseus_solver.cli import arguments, common
+from perseus_solver.cli import arguments, common, deploying
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
     from perseus_solver.model.result import Point
-    from perseus_solver.rehearsal import Rehearsal
-    from perseus_solver.robust import RobustPlan
+    from perseus_solver.rehearsal import Rehearsal, RobustPlan
 
 DOES: Final = "one plan: the least energy by a deadline, or without slowdown if no deadline is given"
 EXAMPLES: Final = """\
@@ -78,9 +77,9 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     if options.prove is not None:
         lines.append(_proof(point))
     if rehearsal is not None and grain is not None:
-        lines.append(f"grain: {grain.word}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+        lines.append(f"grain: {grain.word}; {deploying.describe_rehearsal(rehearsal, base_s, base_j)}")
     if kept is not None:
-        lines.append(common.describe_scatter(kept, options.confidence, base_s, base_j))
+        lines.append(deploying.describe_scatter(kept, options.confidence, base_s, base_j))
     common.print_summary(options, *lines)
 
 
@@ -90,7 +89,7 @@ def _wants_robust(options: argparse.Namespace) -> bool:
     Raises:
         SolverError: options contradict each other.
     """
-    common.check_hardware(options)
+    deploying.check_hardware(options)
     if options.prove is not None and (options.hardware is not None or options.max_switch_loss is not None):
         raise SolverError("--prove is about plans whose clocks change at once and as often as they like")
     robust = options.hardware is None and (options.confidence is not None or options.scatter is not None)
@@ -109,7 +108,8 @@ def _robust(options: argparse.Namespace, setup: common.Setup, planner: Planner) 
     import numpy as np
 
     from perseus_solver.comparison.baselines import all_maximum
-    from perseus_solver.robust import Scatter, plan_robustly, sampled_iterations_s
+    from perseus_solver.rehearsal import Scatter, plan_robustly
+    from perseus_solver.rehearsal.robust import sampled_iterations_s
 
     problem, confidence = setup.problem, options.confidence
     if options.scatter is not None:
@@ -159,7 +159,9 @@ def _rehearsed(options: argparse.Namespace, planner: Planner, progress: Progress
     """Return the plan of least expected energy that keeps the deadline with the confidence, and its rehearsal."""
     from perseus_solver.rehearsal import ideal_point
 
-    found = common.deploy(options, planner, common.read_hardware(options.hardware), progress)
-    expectation = found.point.expectation
+    hardware = deploying.read_hardware(options.hardware)
+    executor = deploying.executor_of(options, planner.problem, hardware)
+    deployed = deploying.deploy(options, planner, hardware, executor=executor, progress=progress)
+    expectation = deployed.point.expectation
     assert expectation is not None
-    return ideal_point(planner, found.point), expectation.grain, found.after
+    return ideal_point(planner, deployed.point), expectation.grain, deployed.after

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perseus_solver.cli import arguments, common
+from perseus_solver.cli import arguments, common, deploying
 
 if TYPE_CHECKING:
     from perseus_solver.cli.files import Outputs
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         SolverError: the input cannot be used, or a file cannot be written.
     """
     write = common.reserve_json(options, outputs)
-    (simulator, base_s, base_j), hardware = common.read_baseline(options), common.read_hardware(options.hardware)
+    (simulator, base_s, base_j), hardware = common.read_baseline(options), deploying.read_hardware(options.hardware)
     import numpy as np
 
     from perseus_solver.cli.documents import expected, read_plan
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     lines = [
         f"plan: {ideal_s:.4f} s ({100 * (ideal_s / base_s - 1):+.2f} %), {ideal_j:.1f} J "
         f"({100 * (ideal_j / base_j - 1):+.2f} %) against all clocks at maximum, if clocks changed at once",
-        common.describe_rehearsal(rehearsal, base_s, base_j),
+        deploying.describe_rehearsal(rehearsal, base_s, base_j),
     ]
     if options.confidence != arguments.DEFAULT_CONFIDENCE:
         lines.append(f"{100 * options.confidence:g} % of the iterations take no longer than {kept_s:.4f} s")

@@ -118,6 +118,7 @@ def deployable_frontier(
     planner: Planner,
     hardware: Hardware,
     *,
+    executor: Executor | None = None,
     points: int = 100,
     confidence: float = DEFAULT_CONFIDENCE,
     times_s: Iterable[float] = (),
@@ -129,6 +130,7 @@ def deployable_frontier(
     Args:
         planner: of the problem.
         hardware: what plans meet.
+        executor: of the problem, which knows how its instructions scatter; None: as the hardware says.
         points: the largest number of plans to return.
         confidence: share of the iterations that keep a plan's ``time_s``.
         times_s: iteration times for which plans are wanted in particular, seconds.
@@ -147,7 +149,7 @@ def deployable_frontier(
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     problem, solved = planner.problem, planner.frontier(_POINTS, progress=progress)
-    executor = Executor(problem)
+    executor = executor or Executor(problem)
     wanted = [max(time_s, solved.t_min_s) for time_s in times_s]
     candidates = _candidates(executor, hardware, solved, np.outer(wanted, 1 - _SHORTER).ravel())
     screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from perseus_core.hardware import Hardware
 from perseus_solver.compiled import at, library
 from perseus_solver.kinds import Floats, Index, Ints
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.rehearsal.clocks import ClockTables
 from perseus_solver.rehearsal.requests import Requests, Start
+from perseus_solver.rehearsal.scatter import Scatter
 
 _CHANGE = np.dtype([("at_s", np.float64), ("clock", np.int32), ("part", np.int32)])
 """A change on its way: when it comes into effect, to which clock, and whether for speed, power or (0) both."""
@@ -159,13 +161,17 @@ class Iteration:
 class Executor:
     """Executes iterations of one problem. It holds nothing of a plan."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, scatter: Scatter | None = None) -> None:
         """Level the graph and prepare the tables.
+
+        Args:
+            problem: the problem.
+            scatter: of its instructions, as measured; None: all scatter alike, as the hardware says.
 
         Raises:
             InvalidSchedule: the precedence has a cycle.
         """
-        self.problem = problem
+        self.problem, self._scatter = problem, scatter
         self.simulator = Simulator(problem)
         self.tables = ClockTables.of(problem)
         into = np.argsort(problem.edge_to, kind="stable")
@@ -181,6 +187,10 @@ class Executor:
         )
         sizes = problem.instructions, problem.stages, len(self.tables.mhz)
         self._machine = _Machine(*sizes, *(array.ctypes.data for array in self._arrays))
+
+    def scatter(self, hardware: Hardware) -> Scatter:
+        """Return how much instructions scatter, as measured or as the hardware says."""
+        return self._scatter or Scatter.uniform(self.problem, hardware.noise)
 
     def times_s(self, duration_s: Floats) -> tuple[Floats, Floats]:
         """Return when instructions begin and end that take these times, float[plans, n] each, in seconds."""

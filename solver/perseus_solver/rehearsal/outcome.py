@@ -178,9 +178,10 @@ def rehearse(
     return joined(parts)
 
 
-def rehearse_fastest(problem: Problem, hardware: Hardware) -> Rehearsal:
+def rehearse_fastest(executor: Executor, hardware: Hardware) -> Rehearsal:
     """Execute the plan with all clocks at their maximum: what a slowdown is against, since it scatters as well."""
-    return rehearse(problem, problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp)), hardware)
+    problem = executor.problem
+    return rehearse(executor, problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp)), hardware)
 
 
 def plans_as_asked(
@@ -244,7 +245,7 @@ def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _See
             own = planned[:, low:high]
             own[:] = np.where(own >= 0, own.max(axis=1, keepdims=True), own)
     # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
-    error = 0.0 if hardware.marks is MarkSource.EVENTS else hardware.noise
+    error = 0.0 if hardware.marks is MarkSource.EVENTS else executor.scatter(hardware).typical
     return Expected(
         begin_s=seen.begin_s,
         end_s=seen.end_s,
@@ -336,9 +337,7 @@ class _Run:
         """Return random numbers of one iteration; plans that need fewer slots than others see the same in theirs."""
         hardware, n, gpus = self._hardware, self._executor.problem.instructions, self._hardware.gpus_per_lock
         work, latency = random.spawn(2)
-        spread = hardware.noise
-        # Log-normal, and 1 in the mean: a plan's expected energy does not depend on the scatter.
-        share = np.exp(spread * work.standard_normal((n, samples)) - spread**2 / 2) if spread else np.ones((n, samples))
+        share = self._executor.scatter(hardware).draw(samples, work)
         normal = np.empty((slots, n, samples, gpus))
         for slot in range(slots):
             normal[slot] = latency.standard_normal((n, samples, gpus))

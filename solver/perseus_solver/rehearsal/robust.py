@@ -1,4 +1,4 @@
-"""Plans that keep a deadline although instructions scatter: in 95 % of the iterations, say.
+"""Plans that keep a deadline although instructions scatter: in 95 % of the iterations, say. Clocks change at once.
 
 A plan for a deadline makes many paths equally long. The slowest of them decides, so an iteration under scatter is
 nearly always late, while one with all clocks at their maximum hardly is. How late is not derived but sampled: plans run
@@ -9,18 +9,17 @@ most for the energy. The cheapest plan that keeps the deadline is judged on iter
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perseus_solver.calibration.noise import Noise
-from perseus_solver.errors import InvalidCalibration, InvalidProblem
+from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import Planner
 from perseus_solver.kinds import Floats, Index, latest_s
 from perseus_solver.model.point import Point, status_of
-from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
+from perseus_solver.rehearsal.scatter import Scatter
 from perseus_solver.relaxation.tables import efficient
 from perseus_solver.switching import clock_changes
 
@@ -38,66 +37,6 @@ _ROUNDS = 400
 """Steps in which clocks are raised; more raise all of them."""
 _AT_ONCE = 1 << 22
 """Instructions over all iterations that are simulated at once: about 100 MiB of arrays."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scatter:
-    """How much the times of instructions scatter: standard deviations as shares, independent of each other.
-
-    Attributes:
-        instruction: float[n], of each instruction by itself.
-        iteration: float[n], of all instructions of its group together, from one iteration to the next.
-        group: int[n], the group of each instruction: its kind on its stage.
-    """
-
-    instruction: Floats
-    iteration: Floats
-    group: Index
-
-    @classmethod
-    def uniform(cls, problem: Problem, share: float) -> Scatter:
-        """Return independent scatter, the same for every instruction.
-
-        Args:
-            problem: the problem.
-            share: standard deviation of an instruction's time, such as 0.01.
-
-        Raises:
-            InvalidProblem: ``share`` is not between 0 and 0.5.
-        """
-        if not 0 <= share <= 0.5:
-            raise InvalidProblem(f"scatter must be between 0 and 0.5, not {share}")
-        n = problem.instructions
-        return cls(np.full(n, share), np.zeros(n), np.zeros(n, dtype=np.intp))
-
-    @classmethod
-    def calibrated(cls, problem: Problem, noise: Sequence[Noise]) -> Scatter:
-        """Return scatter as measured; kinds of instructions that were not measured get the median of the others.
-
-        Args:
-            problem: the problem.
-            noise: see `perseus_solver.calibration.Calibration`.
-
-        Raises:
-            InvalidCalibration: nothing was measured, because no plan ran twice.
-        """
-        if not noise:
-            raise InvalidCalibration("the calibration has no scatter, because no plan ran twice")
-        measured = {
-            (one.stage, one.kind): (one.instruction_percent / 100, one.iteration_percent / 100) for one in noise
-        }
-        usual = tuple(np.median(list(measured.values()), axis=0).tolist())
-        each = np.array([measured.get((table.stage, table.kind), usual) for table in problem.options])
-        return cls(each[problem.option_of, 0], each[problem.option_of, 1], problem.option_of.astype(np.intp))
-
-    def draw(self, iterations: int, seed: int) -> Floats:
-        """Return by what each instruction takes longer or shorter, float[iterations, n]; log-normal, 1 in the mean."""
-        random = np.random.default_rng(seed)
-        own = random.standard_normal((iterations, len(self.group)))
-        common = random.standard_normal((iterations, int(self.group.max()) + 1))[:, self.group]
-        spread = self.instruction**2 + self.iteration**2
-        share: Floats = np.exp(self.instruction * own + self.iteration * common - spread / 2)
-        return share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +119,11 @@ def sampled_iterations_s(simulator: Simulator, choice: Index, scatter: Scatter) 
         choice: int[n], the plan as positions in the options.
         scatter: how much the times of its instructions scatter.
     """
-    return sampled_times_s(simulator, choice, scatter.draw(_JUDGED, seed=1))
+    return sampled_times_s(simulator, choice, _shares(scatter, _JUDGED, seed=1))
+
+
+def _shares(scatter: Scatter, iterations: int, seed: int) -> Floats:
+    return np.ascontiguousarray(scatter.draw(iterations, np.random.default_rng(seed)).T)
 
 
 class _Search:
@@ -189,7 +132,7 @@ class _Search:
     def __init__(self, planner: Planner, scatter: Scatter, deadline_s: float) -> None:
         self._planner, self._problem, self._deadline_s = planner, planner.problem, deadline_s
         self._simulator = Simulator(self._problem)
-        self._scatter, self._share = scatter, scatter.draw(_SEARCHED, seed=0)
+        self._scatter, self._share = scatter, _shares(scatter, _SEARCHED, seed=0)
         rows = [efficient(options, self._problem.blocking_power_w) for options in self._problem.options]
         self._rows = rows
         self.fastest = np.array([row[0] for row in rows], dtype=np.intp)[self._problem.option_of]
