@@ -40,7 +40,7 @@ class Worker:
         return max(0.0, min(end_s, last_s) - max(begin_s, first_s)) / HOUR_S
 
 
-def fleet(jobs: int = 30, pools: int = 8) -> list[Worker]:
+def fleet(jobs: int = 15, pools: int = 5) -> list[Worker]:
     """Jobs that come and go, pools that stay."""
     chance = random.Random(49)
     workers = []

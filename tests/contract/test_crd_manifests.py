@@ -25,6 +25,7 @@ from perseus_operator.api.schema import dump, openapi_of, parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.errors import InvalidSpec
+from perseus_operator.nodes.workloads import asks_for_gpu
 from perseus_solver.schedules import SCHEDULES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -112,10 +113,22 @@ def test_kubectl_shows_the_main_columns() -> None:
     assert VERSION["subresources"] == {"status": {}}
     columns = {column["name"] for column in VERSION["additionalPrinterColumns"]}
     assert {"Ready", "Mode", "Objective", "Saved", "Slowdown", "Age"} <= columns
+    [reason] = [column for column in VERSION["additionalPrinterColumns"] if column["name"] == "Reason"]
+    assert "priority" not in reason, "why a job is not ready, such as Profiling, is seen without -o wide"
 
 
 def test_the_solver_has_every_schedule_of_the_crd() -> None:
     assert {name.solver_name for name in ScheduleName} == {*SCHEDULES, "custom"}
+
+
+def test_the_job_of_the_page_about_classes_is_the_sample_and_asks_for_nothing_of_ours() -> None:
+    text = (REPOSITORY / "deploy/samples/unmodified-job.yaml").read_text()
+    job = yaml.safe_load(text)
+    page = (REPOSITORY / "docs/energy-classes.md").read_text()
+    assert text[text.index("apiVersion:") :] in page
+    assert job["kind"] == "Job"
+    assert asks_for_gpu(job["spec"]["template"]["spec"]), "a class passes over pods without a GPU"
+    assert keys.API_GROUP not in text
 
 
 def test_the_samples_are_accepted() -> None:

@@ -68,6 +68,10 @@ def test_the_slider_says_what_a_deadline_costs_and_saves(browser: Browser, world
         # At once: the page may draw them anew in between.
         drawn = "return [...document.querySelectorAll('.instruction')].map((box) => box.getAttribute('fill'))"
         shades[key] = set(browser.driver.execute_script(drawn))
+        widths = "return [...document.querySelectorAll('#pipeline .wait')].map((box) => box.getAttribute('width'))"
+        assert {round(float(width)) for width in browser.driver.execute_script(widths)} == {1100 - 60 - 10}, (
+            "the axis ends where the plan does, however long the slowest takes"
+        )
         browser.picture("fastest" if key == Keys.HOME else "slowest")
     assert len(shades[Keys.HOME]) > 1, "slack is filled even where nothing may be slower"
     assert shades[Keys.HOME] != shades[Keys.END]

@@ -95,7 +95,7 @@ def crd() -> Json:
     """The CRD of PerseusJob as a document."""
     columns = [
         _column("Ready", _condition_path("Ready"), "string", "Whether the plan is in force."),
-        _column("Reason", _condition_path("Ready", "reason"), "string", "Reason of the condition Ready.", wide=True),
+        _column("Reason", _condition_path("Ready", "reason"), "string", "Reason of the condition Ready."),
         _column("Mode", ".spec.mode", "string", "Enforce, Canary, Recommend or Observe."),
         _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
         _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),

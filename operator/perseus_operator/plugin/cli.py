@@ -50,6 +50,7 @@ from perseus_operator.plugin.tables import (
     frontier_text,
     plan_text,
 )
+from perseus_operator.plugin.taken import taken_pods
 from perseus_operator.report import command as report_command
 from perseus_operator.report import stored
 from perseus_runtime.command_line import CommandParser
@@ -137,7 +138,7 @@ def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) 
     if kind == keys.POOL_KIND:
         document = examine_pool(found, surroundings_of(kube, found))
     else:
-        document, name = examine(found), found["metadata"]["name"]
+        document, name = examine(found, taken_pods(kube, found)), found["metadata"]["name"]
         if exists(kube, keys.POOL_KIND, namespace, name):
             document["note"] = f"a ServingPool has this name, too: kubectl perseus doctor sp/{name} is about it"
     return document, diagnosis_text(document, terminal)

@@ -124,11 +124,12 @@ _ESSENTIAL: Final = frozenset({
 })  # fmt: skip
 
 
-def examine(job: Json) -> Json:
+def examine(job: Json, taken: str = "") -> Json:
     """Examine one PerseusJob as the API server returns it.
 
     Args:
         job: with metadata, spec and status.
+        taken: what ``taken_pods`` says of it.
 
     Returns:
         ``verdict``, one sentence; ``steps`` in order, each with ``question``, ``finding``, ``reason``, ``says`` and,
@@ -138,6 +139,9 @@ def examine(job: Json) -> Json:
     name = str(metadata["name"])
     planned = (job["spec"].get("objective") or {}).get("type") != ObjectiveType.FIXED_CLOCK
     steps = list(_steps(job, planned=planned))
+    for step in steps:
+        if taken and step.get("reason") == Reason.NO_PODS:
+            step |= {"says": f"{step['says']} {taken}", "do": "edit or delete one of the two PerseusJobs"}
     return {
         "job": f"{metadata['namespace']}/{name}",
         "verdict": _verdict(job, steps),

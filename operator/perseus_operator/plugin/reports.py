@@ -18,6 +18,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
+from perseus_operator.families.training.features.bound.guard import TOLERANCE
 from perseus_operator.families.training.features.power.plans import replicas_of
 from perseus_operator.objects.formatting import megahertz, milliseconds, percent, seconds
 from perseus_operator.objects.values import Json
@@ -215,7 +216,10 @@ def _objective(job: PlannedJob) -> str:
         if wanted.iteration_time_microseconds is not None:
             return f"{kind}: an iteration may take {seconds(wanted.iteration_time_microseconds)}; {fastest}"
         return f"{kind}: {wanted.iterations} iterations by {wanted.finish_by}; {fastest}"
-    return f"{kind}: no slowdown; {fastest}"
+    planned = str((job.status.get("plan") or {}).get("plannedSlowdown", "0.00%"))
+    within = 0 < _share(planned) <= TOLERANCE
+    noise = f"; that in force is {planned} slower, within the {percent(TOLERANCE)} taken for noise" if within else ""
+    return f"{kind}: no slowdown; {fastest}{noise}"
 
 
 def _stragglers(job: PlannedJob, slowdowns: Mapping[int, float]) -> str:

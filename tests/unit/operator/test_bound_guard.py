@@ -59,6 +59,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
     job = settled(make_job)
     assert points(job) == {2}
     assert said(job)[:2] == (True, Reason.BOUND_KEPT)
+    assert said(job)[2].endswith("Up to 1.00% more is taken for noise."), "1.1 s may be shown as kept at 1.11 s"
     at = job.train_on(1, CONFIRM - 1, 1.06)  # 1.1 s planned, 1.166 s measured
     assert points(job) == {2}, "a few iterations say nothing"
     at = job.train_on(at, 1, 1.06)

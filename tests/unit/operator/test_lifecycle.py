@@ -157,3 +157,23 @@ def test_every_condition_type_is_reported(make_job: Any) -> None:
     job = make_job()
     of_pools = {"SignalsReady", "ClocksApplied", "ObjectiveKept", "ForeignControl"}
     assert set(said(job)) == {kind.value for kind in ConditionType} - of_pools
+
+
+def test_what_a_plan_saves_is_said_by_an_operator_that_has_just_started(make_job: Any) -> None:
+    before = measured(make_job)
+    for iteration in range(1, 8):
+        before.train(iteration, (1.0, 1.0))
+        before.settle()
+    stored = stored_by(before)
+    assert stored["savings"]["against"] == "Baseline"
+    after = make_job(objective={"type": "MinEnergy"})
+    restore(after, stored)
+    after.run()
+    again = stored_by(after)
+    assert again["plan"]["point"] == stored["plan"]["point"]
+    assert again["savings"] == stored["savings"], "the plan runs on; iterations are measured anew meanwhile"
+    for other in ({"plan": {**stored["plan"], "point": 0}}, {"frontier": {**stored["frontier"], "digest": "0" * 64}}):
+        elsewhere = make_job(objective={"type": "MinEnergy"})
+        restore(elsewhere, {**stored, **other})
+        elsewhere.run()
+        assert "savings" not in stored_by(elsewhere), "it was measured under another plan"

@@ -76,6 +76,18 @@ def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Store
     assert "slower saves nothing" in str(explanation(load_job(stored, "team", "gpt3"))["why"])
 
 
+def test_an_objective_without_slowdown_says_what_is_taken_for_noise(stored: Stored) -> None:
+    stored.body["spec"] = {**SPEC, "objective": {"type": "MaxThroughput"}}
+
+    def said(planned: str) -> str:
+        stored.body["status"]["plan"]["plannedSlowdown"] = planned
+        return str(explanation(load_job(stored, "team", "gpt3"))["why"][0]["says"])
+
+    assert said("0.22%").endswith("; that in force is 0.22% slower, within the 1.00% taken for noise")
+    assert "noise" not in said("0.00%")
+    assert "noise" not in said("20.00%"), "a straggler or a budget has its own line"
+
+
 @pytest.mark.parametrize(
     ("objective", "said"),
     [

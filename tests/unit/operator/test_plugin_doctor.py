@@ -18,6 +18,7 @@ from perseus_operator.errors import KubeForbidden
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin import cli
 from perseus_operator.plugin.doctor import ADVICE, examine
+from perseus_operator.plugin.taken import taken_pods
 
 
 def conditions(**said: tuple[str, str]) -> list[Json]:
@@ -237,3 +238,50 @@ def test_who_may_read_neither_namespaces_nor_classes_is_answered_all_the_same(
     monkeypatch.setattr(stored, "namespaces", refuse)
     assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
     assert command("list", "-A")[0] == 0
+
+
+def pod(name: str, job: str, workload: str, phase: str = "Running") -> Json:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": workload, "uid": "w", "controller": True}
+    labels = {keys.LABEL_JOB: job, "batch.kubernetes.io/job-name": workload}
+    metadata = {"name": name, "namespace": "team", "uid": name, "labels": labels, "ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {"nodeName": "a"}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"reference": {"kind": "Job", "name": "train"}},
+        {"selector": {"matchLabels": {"batch.kubernetes.io/job-name": "train"}}},
+    ],
+)
+def test_a_job_whose_pods_belong_to_another_one_is_told_so(stored: Stored, workload: Json) -> None:
+    stored.body["spec"] = {**SPEC, "workload": workload}
+    stored.body["status"]["conditions"] = conditions(**(HEALTHY | {"AgentsReady": ("False", "NoPods")}))
+
+    class Pods:
+        def __init__(self, *found: Json) -> None:
+            self.found = list(found)
+
+        def pods(self, namespace: str, label: str) -> list[Json]:
+            assert (namespace, label) == ("team", keys.LABEL_JOB)
+            return self.found
+
+    theirs = taken_pods(
+        Pods(pod("a", "first", "train"), pod("b", "first", "train"), pod("c", "x", "other")), stored.body
+    )
+    assert (
+        theirs == "2 pods of its workload carry the label perseus.energy/job: first, and so belong to that PerseusJob."
+    )
+    step = next(one for one in examine(stored.body, theirs)["steps"] if one.get("reason") == "NoPods")
+    assert step["says"].endswith(theirs)
+    assert step["do"] == "edit or delete one of the two PerseusJobs"
+    assert taken_pods(Pods(pod("c", "x", "other")), stored.body) == "", "they are of another workload"
+    assert taken_pods(Pods(pod("a", "first", "train", "Failed")), stored.body) == "", "it runs no more"
+
+    class Refused(Pods):
+        def pods(self, namespace: str, label: str) -> list[Json]:
+            raise KubeForbidden("pods is forbidden")
+
+    assert taken_pods(Refused(), stored.body) == ""
+    stored.body["status"]["conditions"] = conditions(**HEALTHY)
+    assert taken_pods(Refused(), stored.body) == "", "one that has pods asks for none"

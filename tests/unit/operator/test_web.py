@@ -19,7 +19,7 @@ from perseus_operator.api.schema import parse_spec
 from perseus_operator.controller.view import JobView, PoolView, View
 from perseus_operator.families.serving.status.explanation import pool_explanation
 from perseus_operator.families.training.status.hardware import expected_savings
-from perseus_operator.objects.values import JobRef
+from perseus_operator.objects.values import JobRef, Json
 from perseus_operator.servers.web import responses
 from perseus_operator.servers.web.responses import (
     MAX_DRAWN,
@@ -78,6 +78,20 @@ def solved() -> SolvedFrontier:
 @pytest.fixture(scope="module")
 def view(solved: SolvedFrontier) -> JobView:
     return JobView(JobRef("ns", "job", "uid"), SPEC, STATUS, solved)
+
+
+def test_what_is_not_measured_has_a_reason() -> None:
+    def why(status: Json, spec: Json | None = None) -> str:
+        stated = SPEC if spec is None else parse_spec(JobSpec, spec)
+        return str(overview([JobView(JobRef("ns", "job", "uid"), stated, status, None)])["jobs"][0]["unmeasured"])
+
+    running = {"conditions": [{"type": "Ready", "status": "True", "reason": "PlanInForce", "message": "It runs."}]}
+    waiting = {"conditions": [{"type": "Ready", "status": "False", "reason": "NoPods", "message": "No pod runs."}]}
+    assert why(waiting) == "No pod runs."
+    assert why(running).startswith("No iteration of this shape is measured at default clocks")
+    assert why({**running, "savings": {"energy": "3.00%"}}) == ""
+    fixed = {"objective": {"type": "FixedClock", "clockMegahertz": 1100}}
+    assert "fixed clock" in why(running, fixed)
 
 
 def test_the_list_says_what_is_wrong() -> None:

@@ -60,6 +60,8 @@ class Training:
     baseline: Measured | None = None
     result: Measured | None = None
     """Iterations under the latest plan in force: what a finished job reports."""
+    result_of: tuple[str, int] | None = None
+    """Digest of the frontier, and point, under which an earlier operator measured it; None: this one has since."""
     inputs: InputProgress = field(default_factory=InputProgress)
     solve: SolveProgress = field(default_factory=SolveProgress)
     stragglers: StragglerProgress = field(default_factory=StragglerProgress)
@@ -115,6 +117,7 @@ class Training:
         comparisons: Comparisons | None = None,
         canary: Canary | None = None,
         result: Measured | None = None,
+        result_of: tuple[str, int] | None = None,
     ) -> None:
         """An earlier operator stored these in the status; None: it stored none."""
         self.baseline = baseline or self.baseline
@@ -122,7 +125,7 @@ class Training:
         self.shape = shape or self.shape
         self.comparisons = comparisons or self.comparisons
         self.canary = canary or self.canary
-        self.result = result or self.result
+        self.result, self.result_of = result or self.result, result_of or self.result_of
         if hardware is not None:
             self.hardware.adopted(hardware)
 
@@ -144,7 +147,7 @@ class Training:
             pods, agents, attempt=attempt, excluded=excluded, failed=failed, finished_at_s=finished_at_s
         )
         if finished and self.job.end.finished_at_s is None:
-            self.result = None
+            self.result = self.result_of = None
         if again and self.history is not None:
             self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
 
@@ -240,7 +243,7 @@ class Training:
 
     def plan_measured(self, measured: Measured) -> None:
         """Iterations under the plan in force were measured."""
-        self.result = measured
+        self.result, self.result_of = measured, None
 
     def canary_judged(self, canary: Canary) -> None:
         """The plan ran on one pipeline for long enough."""

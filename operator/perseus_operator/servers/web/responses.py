@@ -12,10 +12,12 @@ from typing import Final
 import numpy as np
 
 from perseus_core.instruction import InstructionKind
+from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.api.schema import dump
 from perseus_operator.controller.view import JobView, PoolView
 from perseus_operator.families.serving.status.explanation import pool_explanation, pool_listing
 from perseus_operator.families.training.features.power.plans import replicas_of
+from perseus_operator.families.training.status.unmeasured import why_unmeasured
 from perseus_operator.objects.values import Json
 from perseus_solver.comparison.baselines import all_maximum
 
@@ -110,8 +112,20 @@ def _line(view: JobView) -> Json:
         "reason": ready.get("reason", ""),
         "objective": "" if view.spec is None else view.spec.objective.type.value,
         "savings": view.status.get("savings"),
+        "unmeasured": _unmeasured(view, ready),
         "stragglerCount": len(view.status.get("stragglers", ())),
     }
+
+
+def _unmeasured(view: JobView, ready: Json) -> str:
+    """Why it is not known what the plan saves; empty: it is."""
+    if view.status.get("savings") is not None:
+        return ""
+    if ready.get("status") != "True" or view.spec is None:
+        return str(ready.get("message", ""))
+    if view.spec.objective.type is ObjectiveType.FIXED_CLOCK:
+        return "Iterations of a job with a fixed clock are not measured."
+    return why_unmeasured(view.spec, view.status)
 
 
 def _frontier(view: JobView) -> Json:

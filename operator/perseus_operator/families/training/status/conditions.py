@@ -271,7 +271,9 @@ def _bound_kept(decision: TrainingDecision, spec: JobSpec) -> Condition:
         message = "The objective sets no bound on iteration time, or the bound is not known yet."
         return Condition(kind, True, Reason.NO_BOUND, message)
     why = f": {budget} is predicted to take no longer" if budget else ""
-    excess, vary = decision.least_excess, ""
+    excess = decision.least_excess
     if excess is not None and excess > 2 * TOLERANCE:
-        vary = f" Iterations vary: less than {percent(excess)} above it cannot be distinguished from load."
-    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}.{vary}")
+        noise = f"Iterations vary: less than {percent(excess)} above it cannot be distinguished from load"
+    else:
+        noise = f"Up to {percent(TOLERANCE)} more is taken for noise"
+    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}. {noise}.")

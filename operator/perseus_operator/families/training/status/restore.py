@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perseus_operator.api.schema import parse_stored
+from perseus_operator.api.status import FrontierStatus, PlanStatus
 from perseus_operator.families.training.features.bound.guard import guard_from_status
 from perseus_operator.families.training.features.canary.state import canary_from_status
 from perseus_operator.families.training.features.comparison.state import comparisons_from_status
@@ -35,4 +37,11 @@ def restore_from_status(training: Training, status: Mapping[str, Any], *, now_s:
         comparisons=comparisons_from_status(status.get("comparison")),
         canary=canary_from_status(status.get("canary")),
         result=measured_from_status(status.get("measured")),
+        result_of=_plan_of(status),
     )
+
+
+def _plan_of(status: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The plan under which the stored figures were measured; None: there was none."""
+    frontier, plan = parse_stored(FrontierStatus, status.get("frontier")), parse_stored(PlanStatus, status.get("plan"))
+    return None if frontier is None or plan is None else (frontier.digest, plan.point)

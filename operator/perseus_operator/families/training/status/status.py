@@ -71,6 +71,8 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         )
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
         point = common_point(decision.wanted, decision.slowdowns)
+        if measured is None and training.result_of == (view.digest, point):
+            measured = training.result  # the operator has just started; the plan runs on
         rehearsed = bool(view.grains)
         plan = PlanStatus(
             point=point,

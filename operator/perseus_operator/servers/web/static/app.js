@@ -40,8 +40,8 @@ function showJobs(jobs) {
     { text: `${job.namespace}/${job.name}`, href: `#${job.namespace}/${job.name}` },
     ready(job, job.reason),
     job.objective,
-    job.savings?.energy ?? "not measured",
-    job.savings?.slowdown ?? "not measured",
+    { text: job.savings?.energy ?? "not measured", title: job.unmeasured },
+    { text: job.savings?.slowdown ?? "not measured", title: job.unmeasured },
     { text: String(job.stragglerCount), bad: job.stragglerCount > 0 },
   ]));
 }
@@ -62,6 +62,7 @@ function showState(job) {
     const { switchLatencyMedianMicroseconds: median, switchLatencyP99Microseconds: worst } = job.hardware;
     tile(tiles, `clock changes take, ${job.hardware.figures.toLowerCase()}`, `${milliseconds(median)}, 99 % ${milliseconds(worst)}`);
   }
+  if (job.unmeasured) element(state, "p", { class: "note", id: "unmeasured" }, `Savings are not measured: ${job.unmeasured}`);
   if (job.plan?.reason) element(state, "p", { class: "note" }, job.plan.reason);
   const stragglers = byId("stragglers");
   stragglers.replaceChildren();
@@ -126,7 +127,7 @@ async function showPlan(job, point) {
     if (!plans.has(key)) plans.set(key, await get(`api/jobs/${job.namespace}/${job.name}/plans/${point}`));
     if (turn !== requests) return;
     const plan = plans.get(key);
-    const [low, high] = drawPipeline(byId("pipeline"), plan, job.frontier.seconds.at(-1));
+    const [low, high] = drawPipeline(byId("pipeline"), plan);
     drawLegend(byId("legend"), low, high);
     byId("pipeline").dataset.point = String(plan.point);
     table("instructions", key, () => plan.stages.flatMap((instructions, stage) => instructions.map(

@@ -76,18 +76,20 @@ export function drawFrontier(svg, points, marks, chosen) {
       x: at.x - 5, y: at.y - 5, width: 10, height: 10, fill: mark.colour, stroke: "var(--paper)",
       transform: `rotate(45 ${at.x} ${at.y})`,
     });
-    element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 18 : -4) }, mark.label);
+    // The curve runs below the name: a border in the colour of the paper keeps it readable.
+    const halo = { stroke: "var(--paper)", "stroke-width": 4, "paint-order": "stroke" };
+    element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 18 : -4), ...halo }, mark.label);
   }
 }
 
 // plan: as /plans/<point> answers. Returns the range of power, [low, high] in watts.
-export function drawPipeline(svg, plan, slowest) {
+export function drawPipeline(svg, plan) {
   const width = 1100, left = 60, right = 10, row = 30, gap = 4;
   const height = plan.stages.length * (row + gap) + 34;
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const low = plan.blockingWatts, high = Math.max(low + 1, plan.highestWatts);
-  const x = (s) => left + (s / slowest) * (width - left - right);
+  const x = (s) => left + (s / plan.iterationSeconds) * (width - left - right);
   for (const [stage, instructions] of plan.stages.entries()) {
     const top = stage * (row + gap);
     element(svg, "text", { x: 0, y: top + row / 2 + 4 }, `stage ${stage}`);
@@ -108,7 +110,7 @@ export function drawPipeline(svg, plan, slowest) {
     }
   }
   const base = plan.stages.length * (row + gap);
-  for (const value of ticks(0, slowest)) {
+  for (const value of ticks(0, plan.iterationSeconds)) {
     element(svg, "line", { x1: x(value), x2: x(value), y1: base, y2: base + 5, stroke: "var(--soft)" });
     element(svg, "text", { x: x(value), y: base + 19, "text-anchor": "middle" }, `${value} s`);
   }
