@@ -120,6 +120,18 @@ def ratio_from_percent(text: str) -> float:
     return float(match["number"]) / 100
 
 
+def ratio_from_share(text: str) -> float:
+    """Convert a share, as a status has it, to a ratio: to the part per million.
+
+    >>> ratio_from_share("-0.5%")
+    -0.005
+
+    Raises:
+        ValueError: the text is no percentage.
+    """
+    return ratio_from_ppm(round(float(text.removesuffix("%")) * 10_000))
+
+
 def ppm_from_ratio(ratio: float) -> int:
     """A ratio such as 0.0003 to the nearest part per million: 300."""
     return round(ratio * _MICRO)

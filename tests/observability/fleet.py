@@ -40,8 +40,8 @@ FRONTIER: Final = FrontierStatus(
     minimum_time_microseconds=10_000_000,
     minimum_energy_time_microseconds=11_000_000,
     slowest_time_microseconds=12_000_000,
-    mean_gap_parts_per_million=1_000,
-    maximum_gap_parts_per_million=2_000,
+    mean_gap="0.1%",
+    maximum_gap="0.2%",
     solve_milliseconds=1_500,
 )
 QUALITY: Final = CalibrationQuality("0" * 64, True, "", 0.01, 0.05, 40, 0.02)

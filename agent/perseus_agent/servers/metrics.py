@@ -75,7 +75,7 @@ SERIES: Final = (
     Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _NODE),
     Series("perseus_agent_clock_restores_total", "counter", "Times a GPU was returned to its default clocks.", _NODE),
     Series(
-        "perseus_agent_clock_latency_seconds",
+        "perseus_agent_switch_latency_seconds",
         "gauge",
         "From the driver's call to the new clock in effect, p50 and p99, of the node's slowest GPU: published for the"
         " model until measured.",
@@ -87,7 +87,9 @@ SERIES: Final = (
         "Duration of the driver's call, p50 and p99, of the node's slowest GPU.",
         (*_NODE, "quantile"),
     ),
-    Series("perseus_agent_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _NODE),
+    Series(
+        "perseus_agent_switch_latency_measured_total", "counter", "Clock changes whose latency was measured.", _NODE
+    ),
     Series(
         "perseus_agent_mark_lead_seconds",
         "gauge",
@@ -133,13 +135,13 @@ GPU_SERIES: Final = (
     Series("perseus_gpu_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
     Series("perseus_gpu_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
     Series(
-        "perseus_gpu_clock_latency_seconds",
+        "perseus_gpu_switch_latency_seconds",
         "gauge",
         "From the driver's call to the new clock in effect, p50 and p99: published for the model until measured.",
         (*_GPU, "quantile"),
     ),
     Series("perseus_gpu_clock_call_seconds", "gauge", "Duration of the driver's call.", (*_GPU, "quantile")),
-    Series("perseus_gpu_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _GPU),
+    Series("perseus_gpu_switch_latency_measured_total", "counter", "Clock changes whose latency was measured.", _GPU),
     Series(
         "perseus_gpu_mark_lead_seconds",
         "gauge",
@@ -230,10 +232,12 @@ class NodeCollector(Collector):
         yield "perseus_agent_clock_requests_skipped_total", (), sum(each.skipped for each in governors)
         yield "perseus_agent_clock_restores_total", (), sum(each.restores for each in governors)
         measured = sum(each.latency.measured for each in governors)
-        yield "perseus_agent_clock_latency_measured_total", (), measured
-        for name, times_s in zip(("latency", "call"), zip(*map(_clock_times_s, workers), strict=True), strict=False):
+        yield "perseus_agent_switch_latency_measured_total", (), measured
+        for name, times_s in zip(
+            ("switch_latency", "clock_call"), zip(*map(_clock_times_s, workers), strict=True), strict=False
+        ):
             for quantile, slowest_s in zip(QUANTILES, map(max, zip(*times_s, strict=True)), strict=True):
-                yield f"perseus_agent_clock_{name}_seconds", (quantile,), slowest_s
+                yield f"perseus_agent_{name}_seconds", (quantile,), slowest_s
         leads_s = [lead_s for worker in workers if (lead_s := worker.lead_s) is not None]
         if leads_s:
             yield "perseus_agent_mark_lead_seconds", (), max(leads_s)
@@ -280,10 +284,10 @@ def _of_gpu(worker: GpuWorker) -> Iterator[Sample]:
     yield "perseus_gpu_clock_switches_total", gpu, governor.writes
     yield "perseus_gpu_clock_requests_skipped_total", gpu, governor.skipped
     yield "perseus_gpu_clock_restores_total", gpu, governor.restores
-    for name, times_s in zip(("latency", "call"), _clock_times_s(worker), strict=True):
+    for name, times_s in zip(("switch_latency", "clock_call"), _clock_times_s(worker), strict=True):
         for quantile, time_s in zip(QUANTILES, times_s, strict=True):
-            yield f"perseus_gpu_clock_{name}_seconds", (*gpu, quantile), time_s
-    yield "perseus_gpu_clock_latency_measured_total", gpu, governor.latency.measured
+            yield f"perseus_gpu_{name}_seconds", (*gpu, quantile), time_s
+    yield "perseus_gpu_switch_latency_measured_total", gpu, governor.latency.measured
     if (lead_s := worker.lead_s) is not None:
         yield "perseus_gpu_mark_lead_seconds", gpu, lead_s
 

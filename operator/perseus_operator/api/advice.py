@@ -7,18 +7,9 @@ measure the profile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US, signed
 from perseus_operator.api.schema import integer, text
-
-SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
-
-
-def signed(description: str, required: bool = True) -> Any:
-    """A field that holds a signed percentage."""
-    rule = "a signed percentage"
-    return text(description, rule=rule, max_length=9, pattern=SIGNED_PERCENT, required=required)
 
 
 @dataclass(frozen=True, kw_only=True)

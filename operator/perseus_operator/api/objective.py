@@ -6,14 +6,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from perseus_core.units import ratio_from_percent
-from perseus_operator.api.schema import Rule, camel, choice, integer, nested, text
+from perseus_core.units import ratio_from_percent, ratio_from_ppm
+from perseus_operator.api.schema import FormerField, Rule, camel, choice, integer, nested, text
+from perseus_operator.objects.formatting import exact_percent
 
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
 PERCENT_RULE = "a percentage such as 3% or 2.5%"
+SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
 WEEK_US = 7 * 24 * 3600 * 1_000_000
+
+
+def signed(description: str, required: bool = True, *, ppm: str = "") -> Any:
+    """Declare a signed percentage; ``ppm``: the name of the field that earlier releases wrote, see `share`."""
+    rule, earlier = "a signed percentage", _in_ppm(ppm) if ppm else None
+    return text(description, rule=rule, max_length=10, pattern=SIGNED_PERCENT, required=required, earlier=earlier)
+
+
+def share(description: str, *, ppm: str) -> Any:
+    """Declare a percentage of a status.
+
+    Args:
+        description: for the CRD.
+        ppm: the field in which earlier releases wrote parts per million.
+    """
+    return text(description, rule=PERCENT_RULE, max_length=9, pattern=PERCENT, earlier=_in_ppm(ppm))
+
+
+def _in_ppm(name: str) -> FormerField:
+    """How earlier releases wrote a share."""
+
+    def convert(value: object) -> object:
+        return exact_percent(ratio_from_ppm(value)) if isinstance(value, int) else value
+
+    description = "The same in parts per million, as earlier releases wrote it."
+    bounds = {"type": "integer", "format": "int64", "minimum": -(10**9), "maximum": 10**9}
+    return FormerField(name, {"description": description, **bounds}, convert)
 
 
 class ObjectiveType(StrEnum):

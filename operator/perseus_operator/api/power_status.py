@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from perseus_operator.api.objective import PERCENT, PERCENT_RULE
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, share
 from perseus_operator.api.schema import integer, listing, nested, text
 
 MAX_SPEEDS: Final = 32
@@ -19,7 +19,7 @@ class SpeedStatus:
     """What speed a job reaches with how many watts."""
 
     watts: int = integer("Mean power of all GPUs of the job.", minimum=0, maximum=10**9)
-    speed_parts_per_million: int = integer("T_min over the iteration time.", minimum=0, maximum=1_000_000)
+    speed: str = share("T_min over the iteration time.", ppm="speed_parts_per_million")
 
 
 @dataclass(frozen=True, kw_only=True)

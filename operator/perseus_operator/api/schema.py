@@ -34,6 +34,17 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class FormerField:
+    """How earlier releases wrote a field: its name and schema, and what makes of it what is written now. The API server
+    keeps what it has stored in that way, and it is read where the field itself is absent.
+    """
+
+    name: str
+    openapi: Json
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
 class Field:
     """What one field may hold. ``parse`` raises InvalidSpec naming the path; ``openapi`` lacks the default."""
 
@@ -48,6 +59,7 @@ class Field:
     """Message of the rule that the field can be changed, but neither set nor removed later; empty: it can."""
     absent: Any = None
     """What the parsed object has in place of an absent field."""
+    earlier: FormerField | None = None
 
 
 def _must(path: str, rule: str, value: object) -> InvalidSpec:
@@ -64,11 +76,14 @@ def _field(
     immutable: str = "",
     kept: str = "",
     absent: Any = None,
+    earlier: FormerField | None = None,
 ) -> Any:
     if immutable:
         openapi = {**openapi, "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": immutable}]}
     metadata = {
-        _KEY: Field(openapi, parse, required and default is None, default, immutable, immutable or kept, absent)
+        _KEY: Field(
+            openapi, parse, required and default is None, default, immutable, immutable or kept, absent, earlier
+        )
     }
     return field(metadata=metadata) if required or default is not None else field(default=absent, metadata=metadata)
 
@@ -113,6 +128,7 @@ def text(
     default: str | None = None,
     required: bool = True,
     immutable: str = "",
+    earlier: FormerField | None = None,
 ) -> Any:
     """Declare a string of 1 to ``max_length`` characters.
 
@@ -125,6 +141,7 @@ def text(
         default: of an absent field.
         required: whether the field must be set if it has no default.
         immutable: message of the rule that the value cannot be changed; empty: it can.
+        earlier: how earlier releases wrote it; None: in the same way.
     """
     compiled = re.compile(pattern) if pattern else None
 
@@ -143,7 +160,7 @@ def text(
         openapi["pattern"] = pattern
     if string_format:
         openapi["format"] = string_format
-    return _field(openapi, parse, required=required, default=default, immutable=immutable)
+    return _field(openapi, parse, required=required, default=default, immutable=immutable, earlier=earlier)
 
 
 def choice(
@@ -292,7 +309,9 @@ def openapi_of(model: type[Any]) -> Json:
     required = []
     for name, spec in _fields(model):
         properties[camel(name)] = spec.openapi if spec.default is None else {**spec.openapi, "default": spec.default}
-        if spec.required:
+        if spec.earlier is not None:
+            properties[camel(spec.earlier.name)] = spec.earlier.openapi
+        elif spec.required:
             required.append(camel(name))
     openapi: Json = {"type": "object", "properties": properties}
     if required:
@@ -322,12 +341,16 @@ def parse(model: type[T], raw: object, path: str) -> T:
     if not isinstance(raw, Mapping):
         raise _must(path, "an object", raw)
     known = {camel(name): (name, spec) for name, spec in _fields(model)}
+    earlier = {camel(spec.earlier.name) for _, spec in known.values() if spec.earlier is not None}
     for key in raw:
-        if key not in known:
+        if key not in known and key not in earlier:
             raise InvalidSpec(f"{path}.{key}: unknown field; known here are {', '.join(known)}")
     values: dict[str, Any] = {}
     for key, (name, spec) in known.items():
         value = raw.get(key)
+        if value is None and spec.earlier is not None:
+            written = raw.get(camel(spec.earlier.name))
+            value = None if written is None else spec.earlier.convert(written)
         if value is None:
             value = spec.default
         if value is not None:
@@ -362,31 +385,6 @@ def parse_spec(model: type[T], raw: object) -> T:
     if raw is None:
         raise InvalidSpec("spec: is required")
     return parse(model, raw, "spec")
-
-
-def parse_stored(model: type[T], raw: object) -> T | None:
-    """Parse what an operator has stored: of another release perhaps, whose further fields are left out; None: there is
-    nothing, or nothing that this release understands.
-    """
-    try:
-        return parse(model, _pruned(raw, openapi_of(model)), "")
-    except InvalidSpec:
-        return None
-
-
-def stored_items(raw: object) -> list[Mapping[str, Any]]:
-    """The objects of a list as it is stored, without anything else."""
-    return [each for each in raw if isinstance(each, Mapping)] if isinstance(raw, list) else []
-
-
-def _pruned(raw: Any, openapi: Json) -> Any:
-    """An object without the fields that its schema does not have, as an API server with this schema stores it."""
-    if isinstance(raw, Mapping) and "properties" in openapi:
-        known = openapi["properties"]
-        return {key: _pruned(value, known[key]) for key, value in raw.items() if key in known}
-    if isinstance(raw, list) and "items" in openapi:
-        return [_pruned(item, openapi["items"]) for item in raw]
-    return raw
 
 
 def dump(value: Any) -> Any:

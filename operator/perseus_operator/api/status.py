@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perseus_core.latency import MAX_LATENCY_US
-from perseus_operator.api.advice import AdviceStatus, SweepStatus, signed
-from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
+from perseus_operator.api.advice import AdviceStatus, SweepStatus
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US, share, signed
 from perseus_operator.api.power_status import ShareStatus
 from perseus_operator.api.schema import integer, listing, nested, text
 
@@ -42,13 +42,13 @@ class FrontierStatus:
     slowest_time_microseconds: int = integer(
         "T*: slower plans save no energy, even while the pipeline waits for a straggler.", minimum=1, maximum=WEEK_US
     )
-    mean_gap_parts_per_million: int = integer(
+    mean_gap: str = share(
         "Certified optimality gap of the plan that runs, on average over all deadlines from T_min to least energy.",
-        minimum=0,
-        maximum=10**9,
+        ppm="mean_gap_parts_per_million",
     )
-    maximum_gap_parts_per_million: int = integer(
-        "Largest certified optimality gap of the plan that runs, over the same deadlines.", minimum=0, maximum=10**9
+    maximum_gap: str = share(
+        "Largest certified optimality gap of the plan that runs, over the same deadlines.",
+        ppm="maximum_gap_parts_per_million",
     )
     solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)
 
@@ -156,9 +156,7 @@ class HardwareStatus:
         max_length=16,
         pattern="^(Gpu|Synchronised|Events|Host|Unknown)$",
     )
-    noise_parts_per_million: int = integer(
-        "Relative standard deviation of an instruction's duration.", minimum=0, maximum=1_000_000
-    )
+    noise: str = share("Relative standard deviation of an instruction's duration.", ppm="noise_parts_per_million")
     median_lead_microseconds: int | None = integer(
         "Median time between a host's mark and the begin of the instruction on the GPU, of the rank with the largest;"
         " absent: not reported.",
@@ -219,8 +217,8 @@ class PairStatus:
     """One comparison."""
 
     number: int = integer("0 is the oldest that is kept.", minimum=0, maximum=1000)
-    saved_parts_per_million: int = integer("Of the energy without the plan.", minimum=-(10**9), maximum=10**6)
-    slowdown_parts_per_million: int = integer("Of the time without the plan.", minimum=-(10**6), maximum=10**9)
+    saved: str = signed("Of the energy without the plan.", ppm="saved_parts_per_million")
+    slowdown: str = signed("Of the time without the plan.", ppm="slowdown_parts_per_million")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +235,11 @@ class CanaryStatus:
     """Of mode Canary: what came of the plan on one pipeline."""
 
     phase: str = text("Testing, Passed or Failed.", rule="Testing, Passed or Failed", max_length=16)
-    saved_parts_per_million: int | None = integer(
-        "Of the energy at default clocks; absent: not known yet.", minimum=-(10**9), maximum=10**6, required=False
+    saved: str | None = signed(
+        "Of the energy at default clocks; absent: not known yet.", False, ppm="saved_parts_per_million"
     )
-    slowdown_parts_per_million: int | None = integer(
-        "Of the time at default clocks; absent: not known yet.", minimum=-(10**6), maximum=10**9, required=False
+    slowdown: str | None = signed(
+        "Of the time at default clocks; absent: not known yet.", False, ppm="slowdown_parts_per_million"
     )
     slow_attempts: int | None = integer(
         "Attempts in which iterations were slower than planned; three in all, and it has failed.",

@@ -8,11 +8,16 @@ write a PerseusFrontier, or a status.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from perseus_operator.api.job import MAX_BLOCKING_POWER_MW
-from perseus_operator.api.schema import Rule, integer, nested, text
+from perseus_operator.api.schema import FormerField, Rule, integer, nested, openapi_of, parse, text
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.objects.values import Json
+
+T = TypeVar("T")
 
 MAX_PROFILE_BYTES = 1_000_000
 MAX_CALIBRATION_BYTES = 400_000
@@ -96,11 +101,15 @@ class ProfileSpec:
         maximum=1_000_000,
         required=False,
     )
-    clock_latency: str | None = text(
+    switch_latency: str | None = text(
         "How long clock changes took on the GPUs that were measured, as JSON of the operator.",
         rule="JSON",
         max_length=100_000,
         required=False,
+        earlier=FormerField(
+            "clock_latency",
+            {"description": "The same, as earlier releases wrote it.", "type": "string", "maxLength": 100_000},
+        ),
     )
     serving: EngineProfile | None = nested(
         "What was seen of an engine that serves, by a ServingPool; such a profile has nothing else.",
@@ -132,3 +141,28 @@ class FrontierSpec:
     sweep: str | None = _base64(
         "Measurements of a profile that is not finished, in the operator's format.", MAX_SWEEP_BYTES
     )
+
+
+def parse_stored(model: type[T], raw: object) -> T | None:
+    """Parse what an operator has stored: of another release perhaps, whose further fields are left out; None: there is
+    nothing, or nothing that this release understands.
+    """
+    try:
+        return parse(model, _pruned(raw, openapi_of(model)), "")
+    except InvalidSpec:
+        return None
+
+
+def stored_items(raw: object) -> list[Mapping[str, Any]]:
+    """The objects of a list as it is stored, without anything else."""
+    return [each for each in raw if isinstance(each, Mapping)] if isinstance(raw, list) else []
+
+
+def _pruned(raw: Any, openapi: Json) -> Any:
+    """An object without the fields that its schema does not have, as an API server with this schema stores it."""
+    if isinstance(raw, Mapping) and "properties" in openapi:
+        known = openapi["properties"]
+        return {key: _pruned(value, known[key]) for key, value in raw.items() if key in known}
+    if isinstance(raw, list) and "items" in openapi:
+        return [_pruned(item, openapi["items"]) for item in raw]
+    return raw

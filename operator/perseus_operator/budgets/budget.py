@@ -18,7 +18,7 @@ from perseus_operator.api.budget import (
     BudgetSpec,
     JobShare,
 )
-from perseus_operator.api.schema import parse_stored, stored_items
+from perseus_operator.api.stored import parse_stored, stored_items
 from perseus_operator.budgets.allocation import Allocation, Share, allocate, steady
 from perseus_operator.budgets.member import Member
 from perseus_operator.objects.formatting import percent

@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
-from perseus_operator.api.schema import parse_stored, stored_items
+from perseus_operator.api.stored import parse_stored, stored_items
 from perseus_operator.budgets.allocation import Claim, Share
 from perseus_operator.budgets.member import Member
-from perseus_operator.objects.formatting import percent
+from perseus_operator.objects.formatting import exact_percent, percent
 
 _MILLION: Final = 1_000_000
 
@@ -67,7 +68,7 @@ def member_from_status(job: str, priority: int, status: Mapping[str, Any]) -> Me
     held_w = math.inf if draw.held_watts is None else float(draw.held_watts)
     claim = None
     if draw.speeds:
-        curve = tuple((float(at.watts), at.speed_parts_per_million / _MILLION) for at in draw.speeds)
+        curve = tuple((float(at.watts), ratio_from_share(at.speed)) for at in draw.speeds)
         frontier = status.get("frontier")
         digest = str(frontier.get("digest", "")) if isinstance(frontier, Mapping) else ""
         claim = Claim(job, priority, draw.gpus or 0, curve, digest)
@@ -81,5 +82,9 @@ def _speeds(claim: Claim) -> tuple[SpeedStatus, ...]:
     hull = [watts for watts, _ in claim.hull()]
     step = max(1.0, (len(hull) - 1) / (MAX_SPEEDS - 1))
     kept = {hull[round(number * step)] for number in range(MAX_SPEEDS) if round(number * step) < len(hull)}
-    speeds = [(round(watts), math.floor(_MILLION * speed)) for watts, speed in claim.curve if watts in kept]
-    return tuple(SpeedStatus(watts=watts, speed_parts_per_million=speed) for watts, speed in speeds)
+    speeds = [
+        (round(watts), exact_percent(math.floor(_MILLION * speed) / _MILLION))
+        for watts, speed in claim.curve
+        if watts in kept
+    ]
+    return tuple(SpeedStatus(watts=watts, speed=speed) for watts, speed in speeds)

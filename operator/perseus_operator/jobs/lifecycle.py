@@ -14,7 +14,7 @@ from typing import Any
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import WorkSpec
-from perseus_operator.api.schema import stored_items
+from perseus_operator.api.stored import stored_items
 
 
 @dataclass

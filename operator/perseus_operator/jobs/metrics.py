@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 
 from perseus_core.evidence import Evidence
 from perseus_core.marks import ClockControl
-from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
+from perseus_core.units import j_from_mj, ratio_from_share, s_from_ms, s_from_us
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, Savings, StatusFigures
 from perseus_operator.jobs.pools.metrics import PoolMetrics
@@ -214,7 +214,7 @@ class Metrics:
             "calibration_error_ratio": quality.heldout_error if quality else None,
             "frontier_points": float(frontier.points) if frontier else None,
             "solve_seconds": s_from_ms(frontier.solve_milliseconds) if frontier else None,
-            "gap_ratio": ratio_from_ppm(frontier.mean_gap_parts_per_million) if frontier else None,
+            "gap_ratio": ratio_from_share(frontier.mean_gap) if frontier else None,
             "switch_latency_median_seconds": (
                 s_from_us(hardware.switch_latency_median_microseconds) if hardware else None
             ),

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from perseus_core.evidence import Evidence, combine
 from perseus_core.iteration import IterationReport
-from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import Figures
+from perseus_operator.api.stored import parse_stored
 
 T = TypeVar("T")
 

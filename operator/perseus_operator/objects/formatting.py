@@ -42,6 +42,14 @@ def percent(ratio: float) -> str:
     return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
 
 
+def exact_percent(ratio: float) -> str:
+    """Format a share as the fields of a status have it that are read again: to the part per million, 0.155489 as
+    ``15.5489%``, bounded to ±999.9999 %.
+    """
+    digits = f"{min(max(100 * ratio, -999.9999), 999.9999):.4f}".rstrip("0").rstrip(".")
+    return "0%" if digits == "-0" else f"{digits}%"
+
+
 def fine_percent(ratio: float) -> str:
     """Format a small error as the fields of a status have it: 0.00312 as ``0.312%``, at most 999 %."""
     return f"{min(100 * ratio, 999.0):.3f}%"

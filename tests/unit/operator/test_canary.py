@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
@@ -70,7 +71,8 @@ def test_a_plan_that_saves_goes_from_one_pipeline_to_all(make_job: Any) -> None:
     shown = status.figures(run.job.state, run.job.decide()).canary
     assert shown is not None
     assert shown.phase == "Passed"
-    assert shown.saved_parts_per_million == pytest.approx(200_000, abs=10_000)
+    assert shown.saved is not None
+    assert ratio_from_share(shown.saved) == pytest.approx(0.2, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.units import ratio_from_ppm, ratio_from_share
+from perseus_operator.api.schema import dump, openapi_of
+from perseus_operator.api.status import PairStatus
+from perseus_operator.api.stored import ProfileSpec, parse_stored
 from perseus_operator.budgets.budget import decision_from_status
 from perseus_operator.budgets.draw import member_from_status
 from perseus_operator.families.training.features.comparison.state import Comparisons
+from perseus_operator.families.training.features.hardware.hardware import hardware_from_status
 from perseus_operator.families.training.status.restore import restore_from_status
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.objects.formatting import exact_percent
 from perseus_operator.objects.values import JobRef
 
 FIGURES = {"iterationTimeMicroseconds": 1_000_000, "energyMillijoules": 5_000_000, "iterations": 9}
@@ -174,3 +180,24 @@ def test_a_part_that_is_not_understood_is_as_if_it_were_not_there() -> None:
 def test_budgets_of_a_later_release_end_no_operator(budget: dict[str, Any], draw: dict[str, Any]) -> None:
     decision_from_status(json.loads(json.dumps(budget)))
     member_from_status("ns/job", 0, json.loads(json.dumps(draw)))
+
+
+def test_shares_in_parts_per_million_that_an_earlier_release_stored_are_read() -> None:
+    """The API server keeps them, and what is written next has their new names."""
+    pair = {"number": 0, "saved": "20%", "slowdown": "-0.1%"}
+    earlier = {"number": 0, "savedPartsPerMillion": 200_000, "slowdownPartsPerMillion": -1_000}
+    assert parse_stored(PairStatus, earlier) == parse_stored(PairStatus, pair)
+    assert dump(parse_stored(PairStatus, earlier)) == pair
+    properties = openapi_of(PairStatus)["properties"]
+    assert earlier.keys() | pair.keys() == properties.keys()
+    hardware = {**STORED["hardware"], "noise": "0.1%"}
+    del hardware["noisePartsPerMillion"]
+    assert hardware_from_status(hardware) == hardware_from_status(STORED["hardware"]) is not None
+    profile = parse_stored(ProfileSpec, {"clockLatency": "{}"})
+    assert profile is not None
+    assert dump(profile) == {"switchLatency": "{}"}
+
+
+@given(st.integers(-9_999_999, 9_999_999))
+def test_a_share_is_the_same_to_the_part_per_million_once_it_is_read_again(ppm: int) -> None:
+    assert ratio_from_share(exact_percent(ratio_from_ppm(ppm))) == ratio_from_ppm(ppm)

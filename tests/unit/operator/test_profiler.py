@@ -123,7 +123,7 @@ async def test_how_long_changes_took_is_stored_with_the_profile_for_later_jobs(m
     spec = make_job(profile=ONLINE).spec
     stored = await profile_source.read_profile(cast(Any, kube), "ns", spec)
     assert stored.latency == StoredLatency("NVIDIA H100 80GB HBM3", "560.1", measured)
-    kube.profiles["p"] = stored_object("p", {**kube.profiles["p"].spec, "clockLatency": "{"})
+    kube.profiles["p"] = stored_object("p", {**kube.profiles["p"].spec, "switchLatency": "{"})
     damaged = await profile_source.read_profile(cast(Any, kube), "ns", spec)
     assert damaged.latency is None, "the published figures hold"
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_core.serving import MOST_EDGES
-from perseus_operator.api.advice import signed
-from perseus_operator.api.objective import PERCENT, PERCENT_RULE
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, signed
 from perseus_operator.api.power_status import ShareStatus
 from perseus_operator.api.schema import integer, listing, nested, text
 from perseus_operator.api.serving.spec import DURATION, DURATION_RULE

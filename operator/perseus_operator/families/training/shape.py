@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
-from perseus_operator.api.schema import dump, parse, parse_stored
+from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.status import ShapeStatus
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, silent_pods

@@ -9,7 +9,6 @@ from typing import Any
 
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
-from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.serving.spec import Role, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
@@ -23,6 +22,7 @@ from perseus_operator.api.serving.status import (
     ProposedLimits,
     ReplicaStatus,
 )
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.budgets.draw import share_to_status
 from perseus_operator.families.serving.decide import ServingDecision
 from perseus_operator.families.serving.features.comparison.switchback import Saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_core.units import ratio_from_ppm
 from perseus_operator.api.status import (
     CalibrationStatus,
     Figures,
@@ -28,7 +29,7 @@ from perseus_operator.families.training.status import recommendation
 from perseus_operator.families.training.status.hardware import expected_savings, grain_reason
 from perseus_operator.families.training.training import Training
 from perseus_operator.nodes.iterations import Measured
-from perseus_operator.objects.formatting import fine_percent, percent
+from perseus_operator.objects.formatting import exact_percent, fine_percent, percent
 from perseus_operator.solving.quality import CalibrationQuality
 
 _SHOWN_STRAGGLERS: Final = 32
@@ -94,8 +95,8 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
             minimum_time_microseconds=view.t_min_us,
             minimum_energy_time_microseconds=view.least_energy_us,
             slowest_time_microseconds=view.t_star_us,
-            mean_gap_parts_per_million=view.mean_gap_ppm,
-            maximum_gap_parts_per_million=view.maximum_gap_ppm,
+            mean_gap=exact_percent(ratio_from_ppm(view.mean_gap_ppm)),
+            maximum_gap=exact_percent(ratio_from_ppm(view.maximum_gap_ppm)),
             solve_milliseconds=view.solve_ms,
         ),
         plan=plan,

@@ -95,7 +95,7 @@ async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfi
     if power_mw is None and spec.profile.blocking_power_milliwatts is None:
         message = f"spec.profile.blockingPowerMilliwatts: must be set, as {where} has none."
         raise InvalidProfile(Reason.PROFILE_INVALID, message)
-    latency = latency_from_json(profile.clock_latency or "")
+    latency = latency_from_json(profile.switch_latency or "")
     return StoredProfile(
         name,
         profile.csv.encode(),
@@ -119,7 +119,7 @@ def profile_from_sweep(sweep: Sweep, spec: JobSpec, gpus: Sequence[Gpu], latency
         measured_on=shape_of(spec),
         gpu_model=min(models) if len(models) == 1 else None,
         driver_version=(min(drivers) or None) if len(drivers) == 1 else None,
-        clock_latency=None if latency is None else latency_to_json(latency),
+        switch_latency=None if latency is None else latency_to_json(latency),
     )
     profile: Json = dump(stored)
     return profile

@@ -26,8 +26,8 @@ from typing import Final
 
 from perseus_core.grain import Grain
 from perseus_operator.api.objective import Objective
-from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import GuardStatus
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.families.training.features.bound.cause import ExcessCause, Finding
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.objects.formatting import stamp

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perseus_core.units import ppm_from_ratio, ratio_from_ppm
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.job import JobSpec, Mode
-from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import CanaryStatus
+from perseus_operator.api.stored import parse_stored
+from perseus_operator.objects.formatting import exact_percent
 
 
 class Phase(StrEnum):
@@ -47,8 +48,8 @@ def canary_to_status(canary: Canary, spec: JobSpec) -> CanaryStatus | None:
         return None
     return CanaryStatus(
         phase=canary.phase.value,
-        saved_parts_per_million=None if canary.saved is None else ppm_from_ratio(canary.saved),
-        slowdown_parts_per_million=None if canary.slowdown is None else ppm_from_ratio(canary.slowdown),
+        saved=None if canary.saved is None else exact_percent(canary.saved),
+        slowdown=None if canary.slowdown is None else exact_percent(canary.slowdown),
         slow_attempts=canary.slow_attempts or None,
         message=canary.why or None,
     )
@@ -59,11 +60,11 @@ def canary_from_status(written: object) -> Canary:
     known = parse_stored(CanaryStatus, written)
     if known is None or known.phase not in tuple(Phase):
         return Canary()
-    saved, slowdown = known.saved_parts_per_million, known.slowdown_parts_per_million
+    saved, slowdown = known.saved, known.slowdown
     return Canary(
         Phase(known.phase),
-        None if saved is None else ratio_from_ppm(saved),
-        None if slowdown is None else ratio_from_ppm(slowdown),
+        None if saved is None else ratio_from_share(saved),
+        None if slowdown is None else ratio_from_share(slowdown),
         known.message or "",
         known.slow_attempts or 0,
     )

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
-from perseus_core.units import ppm_from_ratio, ratio_from_ppm
-from perseus_operator.api.schema import parse_stored
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.status import ComparisonStatus, Figures, PairStatus
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.nodes.iterations import Measured, measured_of
+from perseus_operator.objects.formatting import exact_percent
 
 KEPT: Final = 20
 """Pairs that count: the latest. More would tell of a training that is long past."""
@@ -153,8 +154,8 @@ def comparisons_to_status(comparisons: Comparisons) -> ComparisonStatus | None:
     pairs = tuple(
         PairStatus(
             number=number,
-            saved_parts_per_million=ppm_from_ratio(pair.saved),
-            slowdown_parts_per_million=ppm_from_ratio(pair.slowdown),
+            saved=exact_percent(pair.saved),
+            slowdown=exact_percent(pair.slowdown),
         )
         for number, pair in enumerate(comparisons.pairs)
     )
@@ -171,8 +172,5 @@ def comparisons_from_status(written: object) -> Comparisons:
     known = parse_stored(ComparisonStatus, written)
     if known is None:
         return Comparisons()
-    pairs = (
-        Pair(ratio_from_ppm(each.saved_parts_per_million), ratio_from_ppm(each.slowdown_parts_per_million))
-        for each in known.pairs or ()
-    )
+    pairs = (Pair(ratio_from_share(each.saved), ratio_from_share(each.slowdown)) for each in known.pairs or ())
     return Comparisons(tuple(pairs)[-KEPT:], measured_of(known.without), last=known.last_iteration)

@@ -20,11 +20,13 @@ from perseus_core.clock_latency import MAX_CLOCKS, ClockLatency
 from perseus_core.hardware import MAX_GPUS_PER_LOCK, Hardware
 from perseus_core.latency import MAX_LATENCY_US, SwitchLatency, published_latency
 from perseus_core.marks import MarkSource
-from perseus_operator.api.schema import parse_stored
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.status import ClockLatencyStatus, HardwareStatus
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.nodes.gpu import Gpu, StoredLatency
 from perseus_operator.nodes.latencies import latency_by_clock, measured_latency
 from perseus_operator.nodes.node import Node
+from perseus_operator.objects.formatting import exact_percent
 
 CHANGE: Final = 1.4
 """Figures that differ by less are not worth another solve."""
@@ -182,7 +184,7 @@ def hardware_to_status(hardware: JobHardware, lead_us: int | None) -> HardwareSt
         figures=hardware.basis.name.capitalize(),
         source=latency.source,
         marks=hardware.marks.label if hardware.marks_known else "Unknown",
-        noise_parts_per_million=round(1e6 * hardware.noise),
+        noise=exact_percent(hardware.noise),
         median_lead_microseconds=lead_us,
         clocks=tuple(
             ClockLatencyStatus(megahertz=mhz, median_microseconds=one.p50_us, p99_microseconds=one.p99_us)
@@ -215,7 +217,7 @@ def hardware_from_status(status: object) -> JobHardware | None:
             model=stored.gpu,
             latency=latency,
             gpus_per_lock=stored.gpus_per_lock,
-            noise=stored.noise_parts_per_million / 1e6,
+            noise=ratio_from_share(stored.noise),
             basis=LatencyBasis[stored.figures.upper()],
             clocks=dict(sorted(clocks.items())),
         ).marked_by(next((marks for marks in MarkSource if marks.label == stored.marks), None))
