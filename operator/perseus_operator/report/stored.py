@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +37,6 @@ _MAX_BYTES: Final = 512 << 20
 _MAX_MEMBERS: Final = 100_000
 _MAX_TEXT: Final = 10_000
 _DAY_S: Final = 86_400
-_NUMBERS: Final = re.compile(r"\[\s+((?:null|[-+.\deE]+)(?:,\s+(?:null|[-+.\deE]+))*)\s+\]")
 
 
 def document(statement: Statement, by: str) -> Json:
@@ -63,9 +61,19 @@ def digest(statement: Statement) -> str:
 
 
 def write(statement: Statement, by: str) -> str:
-    """Return the file's text; each quantity's hours stand in one line."""
-    text = json.dumps(document(statement, by), indent=1, ensure_ascii=False, allow_nan=False)
-    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    """Return the file's text; the hours of a quantity stand in one line."""
+    return _text(document(statement, by), "\n")
+
+
+def _text(value: Any, line: str) -> str:
+    """JSON with a line for each field and object, but for lists of plain values; ``line`` begins a new one."""
+    inner = f"{line} "
+    if isinstance(value, dict) and value:
+        fields = (f"{json.dumps(name, ensure_ascii=False)}: {_text(one, inner)}" for name, one in value.items())
+        return f"{{{inner}{f',{inner}'.join(fields)}{line}}}"
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return f"[{inner}{f',{inner}'.join(_text(one, inner) for one in value)}{line}]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def read(path: Path) -> tuple[Statement, str]:

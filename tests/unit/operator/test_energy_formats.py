@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from focus_data_toolkit.model.validator import lint_focus_1_4_structure
 from spdx_python_model import v3_0_1 as spdx3
@@ -22,6 +23,8 @@ from perseus_operator.report import annex_xi, focus, rows_csv, spdx, stored, tab
 from perseus_operator.report.figures import TOTAL, rows
 from perseus_operator.report.statement import Factor, Period, Statement
 from perseus_operator.report.usage import read_usage
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,17 @@ def test_its_digest_is_that_of_its_data_as_anyone_computes_it(october: Statement
     found = json.loads(stored.write(october, "job"))
     canonical = json.dumps(found["data"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert found["digest"] == f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+
+def test_its_file_follows_the_published_schema(october: Statement) -> None:
+    schema = json.loads((ROOT / "docs" / "data" / "energy-statement.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    found = json.loads(stored.write(october, "model"))
+    jsonschema.validate(found, schema)
+    assert schema["properties"]["data"]["required"] == list(found["data"]), "the schema has every field"
+    del found["data"]["factors"]["pue"]["source"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, schema)
 
 
 def _set(*path: str | int, to: Any) -> Callable[[Any], None]:
