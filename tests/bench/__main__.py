@@ -27,6 +27,7 @@ MODULES = (
     "tests.bench.serving_node",
     "tests.bench.serving_kills",
     "tests.bench.serving_interval",
+    "tests.bench.serving_pool",
     "tests.bench.serving_vllm",
     "tests.bench.control_grid",
     "tests.bench.control_causes",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perseus_runtime.command_line import CommandParser
+from perseus_sim.commands import serve_plan
 from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
 
@@ -27,6 +28,7 @@ EXAMPLES: Final = """\
   perseus serve rehearse --trace azure.csv --gpu h100 --model llama-3.1-70b --gpus-per-replica 4 --replicas 3
   perseus serve estimate --gpu h100 --model llama-3.1-8b --gpus-per-replica 1 --replicas 8 \\
       --requests-per-second 20 --prompt-tokens 1000 --output-tokens 200
+  perseus serve plan --load day.csv --gpu h100 --model llama-3.1-70b --parallel 4,8
 """
 MOST_REQUESTS: Final = 1_000_000
 """Served again by each policy: an hour of computing and a gigabyte of memory."""
@@ -46,7 +48,7 @@ _ASSUMED: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two subcommands."""
+    """Add the three subcommands."""
     chosen = parser.add_subparsers(
         dest="task", metavar="TASK", title="tasks", parser_class=CommandParser, required=True
     )
@@ -81,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         estimate.add_argument(name, type=arguments.positive, required=True, metavar="N", help=what)
     _add_objective(estimate)
+    plan = _task(chosen, "plan", serve_plan.DOES)
+    serve_plan.add_arguments(plan)
+    _add_objective(plan)
 
 
 def _task(chosen: Any, name: str, does: str) -> argparse.ArgumentParser:
@@ -135,7 +140,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:
-    """Rehearse, or estimate.
+    """Rehearse, estimate, or plan.
 
     Args:
         options: the parsed arguments.
@@ -145,7 +150,10 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         SolverError: the input cannot be used, or a file cannot be written.
     """
     write = common.reserve_json(options, outputs)
-    document, lines = (_rehearse if options.task == "rehearse" else _estimate)(options)
+    if options.task == "plan":
+        document, lines = serve_plan.plan_day(options, _objective(options))
+    else:
+        document, lines = (_rehearse if options.task == "rehearse" else _estimate)(options)
     if write:
         write([json.dumps(document).encode(), b"\n"])
     common.print_summary(options, *lines)

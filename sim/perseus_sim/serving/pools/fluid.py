@@ -24,10 +24,15 @@ _MOST: Final = 1.25
 
 
 class MachineSteps:
-    """Steps of a simulated machine, for `Replica`."""
+    """Steps of a simulated machine, for `Replica`.
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    Args:
+        machine: the machine.
+        before: tokens of a prompt before the one that is computed, mean.
+    """
+
+    def __init__(self, machine: Machine, before: float) -> None:
+        self._machine, self._before = machine, before
 
     def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return seconds of steps; arguments as of `StepModel.steps_s`."""
@@ -37,7 +42,7 @@ class MachineSteps:
             + costs.reduce_s * tokens
             + np.maximum(costs.weights_s, costs.token_s * tokens)
             + costs.kv_s * kv_tokens
-            + costs.pair_s * 0.5 * prompt_tokens**2
+            + costs.pair_s * self._before * prompt_tokens
             + costs.sample_s * (running + (prompt_tokens > 0.0))
         )
         return found
@@ -52,23 +57,13 @@ class MachineSteps:
             + costs.kv_j * kv_tokens
             + costs.decode_j * running
             + costs.token_j * prompt_tokens
-            + costs.pair_j * 0.5 * prompt_tokens**2
+            + costs.pair_j * self._before * prompt_tokens
         )
         return found
 
     def resting_w(self, clock_mhz: float) -> float:
         """Return watts without a step."""
         return self._machine.costs(round(clock_mhz)).idle_w
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """How a policy sets clocks: the pairs of floor and boost that it chooses from, for steps without and with prompts.
-
-    It takes the pair of fewest watts that keeps the limits at the load, and the highest clocks where none does.
-    """
-
-    pairs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,8 @@ class FluidPool:
         machine: of each replica.
         requests: of what kind.
         limits: what they were promised.
-        points: of the planner, whose loads say which clocks a policy takes for keeping the limits.
-        clocks: the pairs that it chooses from.
+        points: by the clocks of steps without and with prompts, as the policy knows them. It takes those of fewest watts
+            that keep the limits at the load, and the highest clocks where none do.
     """
 
     def __init__(
@@ -98,13 +93,13 @@ class FluidPool:
         requests: RequestClass,
         limits: Limits,
         points: dict[tuple[int, int], OperatingPoint],
-        clocks: Clocks,
     ) -> None:
         highest_mhz = machine.clocks_mhz[-1]
-        self._replica = Replica(machine.parallel, MachineSteps(machine), highest_mhz, machine.kv_capacity)
+        steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
+        self._replica = Replica(machine.parallel, steps, highest_mhz, machine.kv_capacity)
         self._requests, self._limits = requests, limits
         self._points = points
-        self._pairs = tuple(pair for pair in clocks.pairs if pair in points)
+        self._pairs = tuple(points)
         self._highest = (highest_mhz, highest_mhz)
         self._full = self._full_load()
         self._loads = self._full * _MOST * np.linspace(0.0, 1.0, _GRID)
@@ -169,7 +164,7 @@ class FluidPool:
             token = np.clip((steady.per_token_s / self._limits.per_token_s - 0.9) / 0.15, 0.0, 1.0)
             full = np.clip((steady.running * self._requests.kv_tokens / self._replica.kv_capacity - 0.85) / 0.1, 0, 1)
             full = np.maximum(full, np.clip((steady.running / self._replica.most_running - 0.85) / 0.1, 0.0, 1.0))
-            missed[mask] = np.interp(share[mask], self._loads, np.maximum(np.maximum(first, token), full))
+            missed[mask] = np.interp(share[mask], self._loads, np.minimum(1.0, np.maximum(np.maximum(first, token), full) + steady.slow_share))
         return missed
 
     def _full_load(self) -> float:

@@ -7,6 +7,7 @@ before, or what has been seen until now. No policy keeps spare replicas unless i
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 
 from perseus_sim.serving.canary import complete_fit, ladder
 from perseus_sim.serving.machine import Machine
-from perseus_sim.serving.pools.fluid import Clocks, FluidPool
+from perseus_sim.serving.pools.fluid import FluidPool
 from perseus_sim.serving.pools.service import WEEK_MIN, Service
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.serving.planner import (
@@ -27,6 +28,7 @@ from perseus_solver.serving.planner import (
     PlanRequest,
     PoolLoad,
     Replica,
+    RequestClass,
     Variant,
     plan,
 )
@@ -39,10 +41,27 @@ START_S: Final = 420.0
 PARALLEL: Final = (2, 4, 8)
 RARE: Final = 0.02
 """Share of requests below which a class is served with the next longer one: a pool of its own would be idle."""
-_BOOSTS_MHZ: Final = (1200, 1500)
+QUANTILES: Final = (0.95, 0.96, 0.965, 0.97, 0.98)
+"""Of epochs, whose heaviest minute is to be carried."""
+_MARGIN_POINTS: Final = 0.2
+"""Above the objective, that the week before has to keep: the next week is another one."""
+BOOST_MHZ: Final = 1500
+"""Above, the power limit holds prompts back on an H100, so the law's tables boost no further."""
+BOOST_DELAY_S: Final = 0.08
+"""Half a period of the law, and an H100's latency: until then a prompt is computed at the floor."""
 
 Pool = tuple[str, ...]
 """Classes that one pool serves."""
+
+
+class Clocks(enum.Enum):
+    """How a policy sets clocks."""
+
+    HIGHEST = "Highest"
+    SINGLE = "Single"
+    """One clock for all steps, every 195 MHz: DynamoLLM's."""
+    LAW = "Law"
+    """A floor, and a boost while prompts wait: the agent's."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class World:
     service: Service
     limits: Limits
     machines: dict[int, Machine]
-    _points: dict[tuple[Pool, int, bool], dict[tuple[int, int], OperatingPoint]] = field(default_factory=dict)
+    _points: dict[tuple[Pool, int, Clocks], dict[tuple[int, int], OperatingPoint]] = field(default_factory=dict)
     _fluids: dict[tuple[Pool, int, Clocks], FluidPool] = field(default_factory=dict)
 
     @cached_property
@@ -88,68 +107,55 @@ class World:
             found[gpus] = Replica(gpus, steps, machine.clocks_mhz[-1], machine.kv_capacity)
         return found
 
-    @cached_property
-    def highest(self) -> Clocks:
-        """The highest clock alone."""
-        mhz = self.machines[PARALLEL[-1]].clocks_mhz[-1]
-        return Clocks(((mhz, mhz),))
-
-    @cached_property
-    def single(self) -> Clocks:
-        """One clock for all steps, every 200 MHz: DynamoLLM's."""
-        clocks = self.machines[PARALLEL[-1]].clocks_mhz
-        return Clocks(tuple((mhz, mhz) for mhz in clocks if mhz >= 795 and (clocks[-1] - mhz) % 195 == 0))
-
-    @cached_property
-    def law(self) -> Clocks:
-        """A floor and a boost: the agent's law."""
-        machine = self.machines[PARALLEL[-1]]
-        floors = [*ladder(machine)[::2], machine.clocks_mhz[-1]]
-        return Clocks(tuple((low, high) for low in floors for high in (low, *_BOOSTS_MHZ) if high >= low))
-
-    def points(self, pool: Pool, gpus: int, *, boosts: bool) -> dict[tuple[int, int], OperatingPoint]:
-        """Return the operating points of a pool, by floor and boost.
+    def points(self, pool: Pool, gpus: int, clocks: Clocks) -> dict[tuple[int, int], OperatingPoint]:
+        """Return the operating points of a pool, by the clocks of steps without and with prompts.
 
         Args:
             pool: its classes.
             gpus: of a replica.
-            boosts: whether steps with prompts may have a clock of their own.
+            clocks: that a policy sets.
         """
-        key = pool, gpus, boosts
+        key = pool, gpus, clocks
         if key not in self._points:
-            requests, replica = self.service.request_class(pool), self.fitted[gpus]
-            pairs = self.law.pairs if boosts else {*self.single.pairs, *self.highest.pairs}
-            self._points[key] = {
-                (low, high): points[-1]
-                for low, high in sorted(pairs)
-                if (points := replica.points(requests, self.limits, (low,), (high,)[: high > low]))
-                and len(points) == 1 + (high > low)
-            }
+            requests, replica, machine = self.service.request_class(pool), self.fitted[gpus], self.machines[gpus]
+            found: dict[tuple[int, int], OperatingPoint] = {}
+            for low, high in _pairs(machine, replica, requests, clocks):
+                points = replica.points(requests, self.limits, (low,), (high,)[: high > low])
+                if len(points) == 1 + (high > low):
+                    found[low, high] = points[-1]
+            self._points[key] = found
         return self._points[key]
 
     def fluid(self, pool: Pool, gpus: int, clocks: Clocks) -> FluidPool:
         """Return the replicas that serve a pool."""
         key = pool, gpus, clocks
         if key not in self._fluids:
-            points = self.points(pool, gpus, boosts=clocks == self.law)
-            requests = self.service.request_class(pool)
-            self._fluids[key] = FluidPool(self.machines[gpus], requests, self.limits, points, clocks)
+            requests, points = self.service.request_class(pool), self.points(pool, gpus, clocks)
+            self._fluids[key] = FluidPool(self.machines[gpus], requests, self.limits, points)
         return self._fluids[key]
 
     def variants(self, pool: Pool, parallel: Sequence[int], clocks: Clocks) -> tuple[Variant, ...]:
         """Return what may serve a pool, of those that keep the limits at all."""
-        found = []
-        for gpus in parallel:
-            points = self.points(pool, gpus, boosts=clocks == self.law)
-            chosen = tuple(points[pair] for pair in clocks.pairs if pair in points)
-            if chosen:
-                found.append(Variant(gpus, chosen, START_S, self.start_j(gpus)))
-        return tuple(found)
+        points = {gpus: tuple(self.points(pool, gpus, clocks).values()) for gpus in parallel}
+        return tuple(Variant(gpus, kept, START_S, self.start_j(gpus)) for gpus, kept in points.items() if kept)
 
     def start_j(self, gpus: int) -> float:
         """Return what a start draws: GPUs at their resting watts, at the highest clock."""
         machine = self.machines[gpus]
         return START_S * machine.costs(machine.clocks_mhz[-1]).idle_w
+
+
+def _pairs(
+    machine: Machine, replica: Replica, requests: RequestClass, clocks: Clocks
+) -> list[tuple[int, int]]:
+    """Return the clocks that a policy sets, of steps without and with prompts."""
+    highest_mhz = machine.clocks_mhz[-1]
+    if clocks is Clocks.HIGHEST:
+        return [(highest_mhz, highest_mhz)]
+    if clocks is Clocks.SINGLE:
+        return [(mhz, mhz) for mhz in machine.clocks_mhz if mhz >= 795 and (highest_mhz - mhz) % 195 == 0]
+    floors = [*ladder(machine)[::2], highest_mhz]
+    return [(low, replica.raised_mhz(requests, low, BOOST_MHZ, BOOST_DELAY_S)) for low in floors]
 
 
 def merged(service: Service) -> tuple[Pool, ...]:
@@ -193,7 +199,7 @@ def epochs_of(load: Floats) -> tuple[Floats, Floats]:
 
 def peak(world: World, load: Floats, pool: Pool, gpus: int) -> Schedule:
     """Return as many replicas, all the time, as the heaviest minute needs: what is provisioned for a peak."""
-    (variant,) = world.variants(pool, (gpus,), world.highest)
+    (variant,) = world.variants(pool, (gpus,), Clocks.HIGHEST)
     count = variant.fewest(float(load.max()))
     return Schedule(np.full(len(load), gpus), np.full(len(load), count), {})
 
@@ -281,6 +287,19 @@ def forecast(
     return {pool: _by_minute(chosen[pool], starts[pool]) for pool in pools}
 
 
+def headroom(
+    world: World, loads: dict[str, Floats], pools: Sequence[Pool], parallel: Sequence[int], clocks: Clocks
+) -> float:
+    """Return the least quantile of `QUANTILES` that would have kept the objective in the week before the last."""
+    before = {name: load[:-WEEK_MIN] for name, load in loads.items()}
+    wanted = 100.0 * world.limits.attainment + _MARGIN_POINTS
+    for quantile in QUANTILES[:-1]:
+        schedules = forecast(world, before, pools, parallel, clocks, quantile=quantile)
+        if served(world, before, schedules, clocks).attainment_percent >= wanted:
+            return quantile
+    return QUANTILES[-1]
+
+
 def dynamollm(world: World, loads: dict[str, Floats]) -> dict[Pool, Schedule]:
     """Return what DynamoLLM's managers order, as the paper describes them, in the last week of the loads.
 
@@ -293,7 +312,7 @@ def dynamollm(world: World, loads: dict[str, Floats]) -> dict[Pool, Schedule]:
     for pool in merged(world.service):
         load = pool_load(loads, pool)
         week, before = load[-WEEK_MIN:], load[:-WEEK_MIN].reshape(-1, WEEK_MIN).max(axis=0)
-        variants = world.variants(pool, PARALLEL, world.single)
+        variants = world.variants(pool, PARALLEL, Clocks.SINGLE)
         gpus, replicas = np.zeros((2, WEEK_MIN), dtype=np.intp)
         starts: dict[int, int] = {}
         given = 0

@@ -119,6 +119,15 @@ class Service:
         total = np.sum(list(mix.values()), axis=0)
         return {name: load * part / total for name, part in mix.items()}
 
+    def hours(self, weeks: int) -> dict[str, Floats]:
+        """Return the trace's own hour, over and over, its heaviest minute as the shape's peak: as `weeks` does."""
+        counts = {
+            name: np.bincount([min(59, int(one.arrival_s // 60.0)) for one in requests], minlength=60)
+            for name, requests in self.requests.items()
+        }
+        scale = self.shape.peak / np.sum(list(counts.values()), axis=0).max()
+        return {name: np.tile(scale * count, weeks * WEEK_MIN // 60) for name, count in counts.items()}
+
 
 def _week(shape: Shape) -> Floats:
     """Return float[minutes of a week]: the load over the peak, as it is expected."""

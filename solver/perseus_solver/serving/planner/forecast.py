@@ -29,6 +29,7 @@ _NEWER: Final = 0.5
 """A week counts so much of the next one."""
 _RECENT: Final = 4
 """Epochs whose ratio to the template is the drift: fewer follow noise, more come late."""
+_SMOOTHING: Final = (1, 4, 6, 4, 1)
 _FADING: Final = 0.85
 """Of the drift's logarithm that is left an epoch further ahead."""
 _RATIOS: Final = 672
@@ -89,7 +90,8 @@ class Forecaster:
             raise InvalidProblem(f"quantile must be at least 0.5 and less than 1, not {quantile!r}")
         self._day, self._week = round(DAY_S / epoch_s), round(WEEK_S / epoch_s)
         self._quantile = quantile
-        self._loads: deque[float] = deque(maxlen=_WEEKS * self._week + _RECENT)
+        self._loads: list[float] = []
+        self._most = _WEEKS * self._week + _RECENT
         self._epoch = 0
         self._made: dict[int, list[tuple[int, Forecast]]] = {}
         self._ratios: dict[int, _Ratios] = {}
@@ -118,6 +120,8 @@ class Forecaster:
                 self._forecast += made.expected
                 self._load += mean
         self._loads.append(mean)
+        if len(self._loads) == 2 * self._most:
+            del self._loads[: self._most]
         self._epoch += 1
 
     def forecast(self, epochs: int) -> tuple[Forecast, ...]:
@@ -146,17 +150,26 @@ class Forecaster:
 
     def _template(self, place: int) -> tuple[float, str]:
         """Return the load of the same time before, and which time that is; ``place`` as of a load that was kept."""
-        loads = self._loads
+        count = len(self._loads)
         weeks = [place - week * self._week for week in range(1, _WEEKS + 1)]
-        kept = [(loads[at], _NEWER**age) for age, at in enumerate(weeks) if 0 <= at < len(loads)]
+        kept = [(self._around(at), _NEWER**age) for age, at in enumerate(weeks) if 0 <= at < count]
         if kept:
             return sum(load * weight for load, weight in kept) / sum(weight for _, weight in kept), "week"
         # From a day ahead on, the day before has not passed either.
-        at = place - self._day * max(1, -(-(place + 1 - len(loads)) // self._day))
-        if at >= 0 and loads:
-            return loads[at], "day"
-        recent = list(loads)[-_RECENT:]
+        at = place - self._day * max(1, -(-(place + 1 - count) // self._day))
+        if at >= 0 and count:
+            return self._around(at), "day"
+        recent = self._loads[-_RECENT:]
         return (sum(recent) / len(recent) if recent else 0.0), "hours"
+
+    def _around(self, place: int) -> float:
+        """Return the load of an epoch, smoothed by those beside it: bursts do not come back at the same time."""
+        total = weights = 0.0
+        for offset, weight in enumerate(_SMOOTHING, start=-(len(_SMOOTHING) // 2)):
+            if 0 <= place + offset < len(self._loads):
+                total += weight * self._loads[place + offset]
+                weights += weight
+        return total / weights
 
     def _drift(self) -> float:
         """Return the logarithm of how much more the last epochs brought than the same ones before."""
