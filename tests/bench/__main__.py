@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,23 @@ KEYS = ("value", "unit", "peer", "peer_value", "ratio")
 
 def measured(only: str | None) -> Iterator[tuple[str, Result]]:
     """Measure the selected figures, one after another so that they do not disturb each other."""
+    every: dict[str, Callable[[], Result]] = {}
     for module in MODULES:
-        figures: dict[str, Callable[[], Result]] = importlib.import_module(module).FIGURES
-        for name, measure in figures.items():
-            if only and not (name.startswith(only) or only.startswith(name)):
-                continue
+        every.update(importlib.import_module(module).FIGURES)
+    for name, measure in every.items():
+        if name in chosen(only, every):
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             result = measure()
             several = result if "value" not in result else {name: result}
             yield from ((key, {field: figure.get(field) for field in KEYS}) for key, figure in several.items())
+
+
+def chosen(only: str | None, names: Iterable[str]) -> set[str]:
+    """Return the names that begin with a word; if none do, the longest with which it begins: a figure of several."""
+    if not only:
+        return set(names)
+    begin = {name for name in names if name.startswith(only)}
+    return begin or {max((name for name in names if only.startswith(name)), key=len, default="")}
 
 
 def row(name: str, figure: Result) -> str:

@@ -49,7 +49,7 @@ OBJECTIVE: Final = Objective()
 LIMITS: Final = Limits(
     OBJECTIVE.first_token_s, OBJECTIVE.undisturbed, OBJECTIVE.per_token_s, attainment=OBJECTIVE.attainment
 )
-WEEKS: Final = 2
+WEEKS: Final = 3
 """Draws of each made-up load."""
 SPLIT: Final = "one pool"
 """Of `policies.splits`, the one that costs least in the week before, whichever load."""
@@ -209,8 +209,6 @@ def figures() -> Result:
             "gap_percent": 100.0 * bench.gap,
             "quantile": bench.quantile,
             "forecast": asdict(error),
-            "peak_to_valley": float(pool_load(bench.week, tuple(bench.week)).max())
-            / float(pool_load(bench.week, tuple(bench.week)).min()),
         }
         if name.endswith("_1"):
             kept[name]["splits"] = bench.splits()

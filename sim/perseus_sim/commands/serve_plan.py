@@ -25,9 +25,6 @@ _PARALLEL: Final = (1, 2, 4, 8)
 _SERVED_S: Final = 60.0
 _MOST_SERVED: Final = 20_000
 """Requests that are served to confirm a class: some seconds of computing."""
-_CLOCKS: Final = 10
-_BOOST_MHZ: Final = 1500
-"""Above, the power limit holds prompts back."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +86,7 @@ def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[st
     from perseus_solver.serving.planner import Limits, PlanRequest, PoolLoad, Tariff, plan
     from perseus_solver.serving.planner.load_csv import load_from_csv
 
-    day = load_from_csv(options.load.name, files.read_text(options.load, "load"))
+    day = load_from_csv(options.load.name, _text(options.load))
     limits = Limits(**asdict(objective))
     machines = _machines(options)
     more = 1.0 + options.headroom / 100.0
@@ -118,6 +115,16 @@ def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[st
     return document, lines
 
 
+def _text(path: Path) -> str:
+    from perseus_solver.errors import InvalidTrace
+    from perseus_solver.serving.planner.load_csv import MOST_BYTES
+
+    try:
+        return files.read_file("load", path, MOST_BYTES, InvalidTrace).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidTrace(f"load {path.name} is not UTF-8 text: {error.reason}") from None
+
+
 def _machines(options: argparse.Namespace) -> dict[int, Machine]:
     from perseus_sim.serving.machine import Machine
 
@@ -130,6 +137,7 @@ def _variants(
 ) -> tuple[Variant, ...]:
     from perseus_sim.serving.canary import ladder
     from perseus_sim.serving.pools.fluid import MachineSteps
+    from perseus_sim.serving.pools.policies import BOOST_DELAY_S, BOOST_MHZ
     from perseus_solver.serving.planner import Replica, RequestClass, Variant
 
     requests = RequestClass.exponential(one.prompt_tokens, one.output_tokens)
@@ -138,15 +146,12 @@ def _variants(
         highest_mhz = machine.clocks_mhz[-1]
         steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
         replica = Replica(gpus, steps, highest_mhz, machine.kv_capacity)
-        floors = [*ladder(machine)[:: -(-len(ladder(machine)) // _CLOCKS)], highest_mhz]
         points = tuple(
-            point
-            for floor in floors
-            if (found_ := replica.points(requests, limits, (floor,), (_BOOST_MHZ,)))
-            for point in found_[-1:]
+            replica.points(requests, limits, (mhz,), (replica.raised_mhz(requests, mhz, BOOST_MHZ, BOOST_DELAY_S),))[-1:]
+            for mhz in (*ladder(machine)[::2], highest_mhz)
         )
-        if points:
-            found.append(Variant(gpus, points, options.start_s, options.start_s * machine.costs(highest_mhz).idle_w))
+        if kept := tuple(point for both in points for point in both):
+            found.append(Variant(gpus, kept, options.start_s, options.start_s * machine.costs(highest_mhz).idle_w))
     if not found:
         raise SolverError(
             f"class {one.name}: no replica keeps the limits for {one.prompt_tokens:,.0f} tokens of prompt and "
@@ -208,7 +213,7 @@ def _summary(day: DayLoad, request: PlanRequest, done: ReplicaPlan) -> list[str]
     return [
         f"{request.epochs} hours: {kwh:,.1f} kWh of GPUs{what}; {gpus[most]} GPUs serve at hour {most}, "
         f"{min(gpus)} at the least",
-        f"no plan of replicas that carries this costs {100.0 * done.gap:.2f} % less; every class keeps its load with "
+        f"the best plan costs at most {100.0 * done.gap:.2f} % less; every class carries its load with "
         f"{request.spare} replica{'' if request.spare == 1 else 's'} lost",
     ]
 
