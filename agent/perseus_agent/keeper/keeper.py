@@ -6,6 +6,7 @@ write. It writes nothing but resets and, after these, the journal.
 
     the agent ends, in whatever way ─┐
     the agent is silent, owes a GPU ─┴► kill it ► reset each owed GPU, all at once ► the journal ► the agent's lock
+    a thread of it is still inside the kernel, for a slow disk or driver ► the same once more when it is not
     the keeper ends ► the agent goes on, and shows its ledger to the next keeper (``link``)
 """
 
@@ -19,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,9 @@ class WatchedAgent:
         return bool(select.select([self.pidfd], [], [], seconds)[0])
 
     def kill(self) -> None:
-        """End it, and wait for that: what does not run cannot lock again."""
+        """End it. A thread that is inside the kernel, such as for a slow disk, ends when the kernel is done."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        self.ended_within(None)
 
 
 @contextmanager
@@ -133,18 +133,31 @@ def _keep(agent: WatchedAgent, settings: Settings) -> None:
     gpus = NodeGpus(settings.devices)
     log.info("watching an agent", extra={"pid": agent.pid})
     watch(agent, gpus.open)
-    if not (owed := agent.ledger.owed()):
+    ended = agent.ended_within(RETRY_S)
+    restored = _give_back(agent.ledger.owed(), gpus)
+    if not ended:
+        # Its GPUs must not wait for the kernel; but the kernel may still do what a thread has asked the driver for.
+        log.warning("the agent was ended and is inside the kernel: its GPUs are given back once more when it is not")
+        agent.ended_within(None)
+        restored = _give_back(agent.ledger.owed(), gpus)
+    if restored:
+        _write_journal(Path(settings.journal), boot_id(Path(settings.proc_root)), restored)
+
+
+def _give_back(owed: Sequence[str], gpus: NodeGpus) -> list[str]:
+    """Reset GPUs, and say so. Returns those that are back at their default clocks."""
+    if not owed:
         log.info("the agent has ended, and no GPU is locked")
-        return
+        return []
     began_s = time.monotonic()
     restored = gpus.reset(owed)
     took_s = time.monotonic() - began_s
     log.warning("the agent ended with %d GPUs locked: %d given back in %.3f s", len(owed), len(restored), took_s)
-    _write_journal(Path(settings.journal), boot_id(Path(settings.proc_root)), restored)
+    return restored
 
 
 def watch(agent: WatchedAgent, ready: Callable[[], bool]) -> None:
-    """Return when the agent has ended, by itself or because it was silent for too long.
+    """Return when the agent has ended, or was silent for too long and is being ended.
 
     Args:
         agent: to watch.
@@ -158,6 +171,7 @@ def watch(agent: WatchedAgent, ready: Callable[[], bool]) -> None:
         if overdue >= OVERDUE_TICKS:
             log.error("the agent is silent and GPUs are locked: ending it", extra={"pid": agent.pid})
             agent.kill()
+            return
 
 
 class NodeGpus:

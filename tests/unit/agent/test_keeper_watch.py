@@ -7,7 +7,7 @@ and the turns that the keeper gives it; after a death nothing passes.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -55,16 +55,21 @@ class Process(WatchedAgent):
     hangs_s: float
     dies_s: float = float("inf")
     killed_s: list[float] = field(default_factory=list)
+    kernel_s: float = 0.0
+    """How long the kernel is busy for it when it is ended."""
 
     def ended_within(self, seconds: float | None) -> bool:
-        assert seconds is not None
+        if seconds is None:
+            assert self.killed_s, "an agent that is not ended is not waited for without an end"
+            self.time.now_s = max(self.time.now_s, self.killed_s[0] + self.kernel_s)
+            return True
         ends_s = self.time.now_s + seconds
         if self.dies_s <= ends_s:
             self.time.now_s = max(self.time.now_s, self.dies_s)
             return True
         self.time.now_s = ends_s
         if self.killed_s:
-            return True
+            return ends_s >= self.killed_s[0] + self.kernel_s
         if ends_s < self.hangs_s:  # the agent's timer, at the latest moment that it may come
             self.ledger.alive_for(SILENT_S - ends_s % TIMER_INTERVAL_S)
         return False
@@ -147,6 +152,25 @@ def test_nothing_is_waited_for_between_a_death_and_the_reset(
     keeper._keep(agent, Settings(insecure=True, journal=str(tmp_path / "journal")))
     assert gpu.locked_mhz is None
     assert time.now_s == agent.dies_s
+
+
+def test_gpus_do_not_wait_for_an_agent_that_is_inside_the_kernel_and_are_reset_again_after_it(
+    opened: tuple[Time, RecordingGpu, NodeGpus], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An agent that waits for a disk of seconds is not ended before: seed 24 of the simulation."""
+    time, gpu, _ = opened
+    began_s, resets_s, reset = time.now_s, list[float](), gpu.reset_clocks
+
+    def note() -> None:
+        resets_s.append(time.now_s - began_s)
+        reset()
+
+    monkeypatch.setattr(gpu, "reset_clocks", note)
+    agent = replace(process(time, hangs_s=began_s), kernel_s=20.0)
+    keeper._keep(agent, Settings(insecure=True, journal=str(tmp_path / "journal")))
+    first_s, last_s = resets_s
+    assert first_s < PROMISE_S
+    assert last_s == agent.killed_s[0] + agent.kernel_s - began_s
 
 
 def test_a_driver_that_refuses_for_a_moment_is_asked_again_within_the_promise(
