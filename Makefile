@@ -11,7 +11,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
 VLLM := .venv-vllm
 # Their marks say in which of test, slow and integration they run.
-TESTS := tests/unit tests/laws tests/contract tests/integration
+TESTS := tests/unit tests/laws tests/contract tests/integration tests/simulation
 # Tests run beside each other; whoever is done takes some from the others.
 WORKERS = -n $(or $(JOBS),auto) --dist worksteal
 # What starts processes and waits for them runs on more workers than cores, and those of a file last for all its tests.
@@ -26,7 +26,7 @@ VLLM_STAMP := $(VLLM)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo demo-serving test slow integration verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks vllm test-vllm example lock clean docs observability-test pictures newcomer-test
+.PHONY: help setup frameworks demo demo-serving test slow integration simulate verify generate check binaries control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks vllm test-vllm example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -81,6 +81,10 @@ slow: setup ## Large plans and long searches, which make test leaves out
 
 integration: setup ## Processes of ours on real sockets: agents, operators, solvers, trainers, commands of the documentation
 	$(BIN)/pytest $(WAITING) -m processes $(TESTS) $(ARGS)
+
+simulate: setup ## The whole control loop in virtual time, SEEDS=100 orders of faults; SEED=n replays one, MUTANTS=n breaks the code and runs up to n against each
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),$(if $(MUTANTS),--mutants $(MUTANTS),--seeds $(or $(SEEDS),100))) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(JOBS),--jobs $(JOBS)) $(if $(MUTANT),--mutant $(MUTANT))
 
 frameworks: $(FRAMEWORKS_STAMP)
 

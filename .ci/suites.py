@@ -120,6 +120,7 @@ SUITES: Final = (
     Suite("docs", "make docs"),
     Suite("slow", "make slow", (*_ROOMS, *_TESTS, "tests/unit", "tests/laws")),
     Suite("integration", "make integration", (*_ROOMS, *_TESTS, "tests/integration", "deploy", "docs", "README.md")),
+    Suite("simulate", "make simulate SEEDS=150", (*_ROOMS, *_TESTS, "tests/simulation"), minutes=4),
     Suite("e2e", "make e2e", (*_ROOMS, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
     Suite("chaos", "make chaos", (*_ROOMS, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
     Suite(

@@ -41,6 +41,7 @@ MODULES = (
     "tests.bench.frameworks",
     "tests.bench.hostile",
     "tests.bench.hostile_operator",
+    "tests.bench.simulation",
 )
 Result = dict[str, Any]
 KEYS = ("value", "unit", "peer", "peer_value", "ratio")

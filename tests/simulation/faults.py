@@ -1,0 +1,313 @@
+"""What goes wrong in a seed, and what users do: a list that the seed draws, so that it can be shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.simulation.gpus import CLOCKS_MHZ, REASON_OF_FOREIGN
+from tests.simulation.network import REQUESTS
+from tests.simulation.training import forge
+from tests.simulation.world import World
+
+from perseus_agent.devices.base import EventReason
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One of them. It ends by itself after ``lasts_s``, if it has an end."""
+
+    at_s: float
+    kind: str
+    place: int
+    """Which node, replica or job: modulo how many there are."""
+    lasts_s: float = 0.0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        ends = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
+        return f"{self.at_s:.1f} s {self.kind} #{self.place}{ends}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of fault begins and ends."""
+
+    begin: Callable[[World, Fault], None]
+    end: Callable[[World, Fault], None] | None = None
+    lasts_s: tuple[float, float] = (0.0, 0.0)
+    weight: int = 2
+    may_stay: bool = False
+    """It is what a user wants, and need not end."""
+
+
+def _node(world: World, fault: Fault) -> Any:
+    return list(world.nodes.values())[fault.place % len(world.nodes)]
+
+
+def _replica(world: World, fault: Fault) -> Any:
+    return world.replicas[fault.place % len(world.replicas)]
+
+
+def _gpu(world: World, fault: Fault) -> Any:
+    gpus = [gpu for node in world.nodes.values() for gpu in node.gpus]
+    return gpus[fault.place % len(gpus)]
+
+
+def _name(world: World, fault: Fault) -> tuple[str, int]:
+    number = fault.place % len(world.training)
+    return f"job-{number}", number
+
+
+def _link(world: World, fault: Fault) -> Any:
+    links = [world.network.link(replica.name, node) for replica in world.replicas for node in world.nodes]
+    return links[fault.place % len(links)]
+
+
+def _set(of: Callable[[World, Fault], Any], field: str, on: Any, off: Any) -> dict[str, Any]:
+    """A field of something is of another value while it lasts."""
+
+    def begin(world: World, fault: Fault) -> None:
+        setattr(of(world, fault), field, on(fault) if callable(on) else on)
+
+    def end(world: World, fault: Fault) -> None:
+        setattr(of(world, fault), field, off)
+
+    return {"begin": begin, "end": end}
+
+
+def _connection(world: World, fault: Fault) -> Any:
+    return _replica(world, fault).api
+
+
+def _stop_agent(world: World, fault: Fault) -> None:
+    agent = _node(world, fault).agent
+    if agent is not None:
+        world.scheduler.stop(agent.process)
+
+
+def _continue_agent(world: World, fault: Fault) -> None:
+    agent = _node(world, fault).agent
+    if agent is not None and agent.process.alive:
+        world.scheduler.resume(agent.process)
+
+
+def _vanish(world: World, fault: Fault) -> None:
+    node = _node(world, fault)
+    if node.up:
+        node.vanish()
+        for job in world.training.values():  # a rank is gone: its job ends, and its user starts it again
+            job.end()
+
+
+def _come_back(world: World, fault: Fault) -> None:
+    _node(world, fault).come_back()
+    for number, name in enumerate(list(world.training)):
+        if not world.training[name].ranks and f"{name}-{next(iter(world.nodes))}" in world._pods:
+            world.start_training(name, number)
+
+
+def _silence(world: World, fault: Fault) -> None:
+    _connection(world, fault).silent = True
+
+
+def _speak(world: World, fault: Fault) -> None:
+    replica = _replica(world, fault)
+    replica.api.silent = False
+    if replica.connection is not None:
+        replica.connection.relist()
+
+
+def _kill_training(world: World, fault: Fault) -> None:
+    name, number = _name(world, fault)
+    if world.training[name].ranks:
+        world.training[name].end()
+        world.scheduler.after(fault.value, lambda: None if world.training[name].ranks else again(world, name, number))
+
+
+def again(world: World, name: str, number: int) -> None:
+    """A user starts a job's pods again, where the nodes are there."""
+    if all(node.up for node in world.nodes.values()) and f"{name}-{next(iter(world.nodes))}" in world._pods:
+        world.start_training(name, number)
+
+
+def _delete_pods(world: World, fault: Fault) -> None:
+    name, _ = _name(world, fault)
+    world.end_training(name)
+
+
+def _start_pods(world: World, fault: Fault) -> None:
+    name, number = _name(world, fault)
+    if all(node.up for node in world.nodes.values()) and not world.training[name].ranks:
+        world.start_training(name, number)
+
+
+def _delete_job(world: World, fault: Fault) -> None:
+    world.delete_job(_name(world, fault)[0])
+
+
+def _recreate_job(world: World, fault: Fault) -> None:
+    name, _ = _name(world, fault)
+    if name not in world.uids:
+        world.apply_job(name)
+
+
+def _observe(world: World, fault: Fault) -> None:
+    world.edit_job(_name(world, fault)[0], {"mode": "Recommend"})
+
+
+def _enforce(world: World, fault: Fault) -> None:
+    world.edit_job(_name(world, fault)[0], {"mode": "Enforce"})
+
+
+def _suspend(world: World, fault: Fault) -> None:
+    world.edit_job(_name(world, fault)[0], {"suspend": True})
+
+
+def _unsuspend(world: World, fault: Fault) -> None:
+    world.edit_job(_name(world, fault)[0], {"suspend": False})
+
+
+def _edit(world: World, fault: Fault) -> None:
+    name, number = _name(world, fault)
+    if number % 2:
+        clock = CLOCKS_MHZ[30 + int(fault.value * 40)]
+        world.edit_job(name, {"objective": {"type": "FixedClock", "clockMegahertz": clock}})
+    else:
+        share = f"{1 + int(fault.value * 10)}%"
+        world.edit_job(name, {"objective": {"type": "MaxSlowdown", "maxSlowdown": share}})
+
+
+def _foreign(world: World, fault: Fault) -> None:
+    """Another program locks the GPU, above what we did or below; the driver may have a reason for something else."""
+    gpu = _gpu(world, fault)
+    ours = gpu.locked_mhz or CLOCKS_MHZ[-1]
+    above = [mhz for mhz in CLOCKS_MHZ if mhz > ours + 100]
+    others = above if above and fault.value < 0.8 else [mhz for mhz in CLOCKS_MHZ[20:] if abs(mhz - ours) > 100]
+    clock = others[int(fault.value * len(others))]
+    gpu.foreign_ns = world.scheduler.now_ns
+    gpu.steady_before_foreign = world.scheduler.now_ns - gpu.since_ns > 4e9
+    for node in world.nodes.values():
+        if gpu in node.gpus and node.agent is not None and node.agent.node is not None:
+            gpu.writes_before_foreign = node.agent.node.workers[gpu.uuid].governor.writes
+    gpu.reasons = REASON_OF_FOREIGN
+    gpu.write(clock, "foreign")
+
+
+def _domestic(world: World, fault: Fault) -> None:
+    gpu = _gpu(world, fault)
+    gpu.reasons = EventReason.NONE
+    gpu.foreign_ns = None
+    if gpu.writer == "foreign":
+        gpu.write(0, "foreign gone")
+
+
+def _jump(world: World, fault: Fault) -> None:
+    world.scheduler.wall_offset_ns += int((fault.value - 0.5) * 7200e9)
+
+
+def _stranger(world: World, fault: Fault) -> None:
+    """A process of the cluster that is no operator calls an agent: each of its methods."""
+    jobs = list(world.uids.values()) or ["nobody"]
+    for name, kind in REQUESTS.items():
+        request: Any = kind()
+        if name != "DescribeNode":
+            request.job_uid = jobs[fault.place % len(jobs)]
+        if "epoch" in request.DESCRIPTOR.fields_by_name:
+            request.epoch = 1_000
+        world.network.call_as_stranger(_node(world, fault), name, request)
+
+
+def _forge(world: World, fault: Fault) -> None:
+    """A rank writes into its shared memory what it likes."""
+    ranks = world.training[_name(world, fault)[0]].ranks
+    if ranks:
+        rank = ranks[fault.place % len(ranks)]
+        world.scheduler.spawn(rank.process, "forge", lambda: forge(rank, fault.value, fault.lasts_s))
+
+
+def _tear(world: World, fault: Fault) -> None:
+    """The agent is killed, and what it wrote last is only half on the disk."""
+    node = _node(world, fault)
+    node.kill_agent()
+    if node.disk.journal.exists():
+        data = node.disk.journal.read_bytes()
+        node.disk.journal.write_bytes(data[: int(len(data) * fault.value)])
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "agent killed": Kind(lambda w, f: _node(w, f).kill_agent(), weight=4),
+    "agent terminated": Kind(lambda w, f: _node(w, f).terminate_agent()),
+    "agent stopped": Kind(_stop_agent, _continue_agent, (0.2, 12.0), weight=3),
+    "keeper killed": Kind(lambda w, f: _node(w, f).kill_keeper()),
+    "journal torn": Kind(_tear),
+    "operator killed": Kind(lambda w, f: w.kill_operator(_replica(w, f)), weight=3),
+    "operator stopped": Kind(
+        lambda w, f: w.scheduler.stop(_replica(w, f).process),
+        lambda w, f: w.scheduler.resume(_replica(w, f).process),
+        (0.5, 15.0),
+    ),
+    "link cut": Kind(**_set(_link, "cut", True, False), lasts_s=(0.5, 20.0), weight=3),
+    "messages lost": Kind(**_set(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
+    "messages doubled": Kind(**_set(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
+    "messages late": Kind(**_set(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),
+    "API away": Kind(**_set(_connection, "away", True, False), lasts_s=(1.0, 20.0)),
+    "API fails": Kind(**_set(_connection, "failing", lambda f: 0.7 * f.value, 0.0), lasts_s=(1.0, 20.0)),
+    "API stale": Kind(**_set(_connection, "stale_s", lambda f: 10 * f.value, 0.0), lasts_s=(5.0, 60.0)),
+    "watch silent": Kind(_silence, _speak, (1.0, 20.0)),
+    "watch repeats": Kind(**_set(_connection, "repeating", lambda f: f.value, 0.0), lasts_s=(1.0, 20.0)),
+    "disk full": Kind(**_set(lambda w, f: _node(w, f).disk, "full", True, False), lasts_s=(1.0, 10.0)),
+    "disk slow": Kind(**_set(lambda w, f: _node(w, f).disk, "slow_s", lambda f: 3 * f.value, 0.0), lasts_s=(1.0, 15.0)),
+    "driver hangs": Kind(**_set(lambda w, f: _node(w, f).driver, "hangs", True, False), lasts_s=(0.3, 12.0)),
+    "driver refuses": Kind(**_set(lambda w, f: _node(w, f).driver, "refuses", True, False), lasts_s=(0.1, 4.0)),
+    "driver slow": Kind(**_set(lambda w, f: _node(w, f).driver, "slow", 8.0, 1.0), lasts_s=(1.0, 10.0)),
+    "GPUs lost": Kind(**_set(lambda w, f: _node(w, f).driver, "lost", True, False), lasts_s=(0.5, 8.0), weight=1),
+    "foreign lock": Kind(_foreign, _domestic, (4.0, 15.0)),
+    "node vanishes": Kind(_vanish, _come_back, (3.0, 10.0), weight=1),
+    "kubelet away": Kind(**_set(lambda w, f: _node(w, f).kubelet, "answers", False, True), lasts_s=(1.0, 15.0)),
+    "training killed": Kind(_kill_training, weight=3),
+    "pods deleted": Kind(_delete_pods, _start_pods, (1.0, 10.0), may_stay=True),
+    "job deleted": Kind(_delete_job, _recreate_job, (1.0, 10.0), may_stay=True),
+    "job recommends": Kind(_observe, _enforce, (1.0, 10.0), may_stay=True),
+    "job suspended": Kind(_suspend, _unsuspend, (1.0, 10.0), may_stay=True),
+    "job edited": Kind(_edit, weight=3),
+    "stranger calls": Kind(_stranger),
+    "rank forges": Kind(_forge, lambda w, f: None, (1.0, 8.0), weight=3),
+    "clock set": Kind(_jump, weight=1),
+}
+
+
+def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
+    """What goes wrong in a seed, by time; it is over ``until_s``."""
+    own = random.Random(f"faults of {seed}")
+    names, weights = list(KINDS), [kind.weight for kind in KINDS.values()]
+    found = []
+    for name in own.choices(names, weights, k=own.randint(0, most)):
+        kind = KINDS[name]
+        at_s, lasts_s = own.uniform(0.5, until_s - 2), own.uniform(*kind.lasts_s)
+        stays = kind.may_stay and own.random() < 0.3
+        found.append(Fault(at_s, name, own.randrange(64), 0 if stays else min(lasts_s, until_s - at_s), own.random()))
+    return sorted(found, key=lambda fault: fault.at_s)
+
+
+def inject(world: World, faults: list[Fault], begun: Callable[[Fault], None], ended: Callable[[Fault], None]) -> None:
+    """Have them happen."""
+    for fault in faults:
+        kind = KINDS[fault.kind]
+
+        def begin(fault: Fault = fault, kind: Kind = kind) -> None:
+            world.scheduler.note(f"FAULT {fault}")
+            begun(fault)
+            kind.begin(world, fault)
+
+        def end(fault: Fault = fault, kind: Kind = kind) -> None:
+            world.scheduler.note(f"END OF {fault}")
+            ended(fault)
+            assert kind.end is not None
+            kind.end(world, fault)
+
+        world.scheduler.after(fault.at_s, begin)
+        if kind.end is not None and fault.lasts_s:
+            world.scheduler.after(fault.at_s + fault.lasts_s, end)

@@ -1,0 +1,216 @@
+"""The code broken on purpose, a line or two each: what the simulation must find.
+
+``origin`` says where a mutant comes from: of the issue's lists, or of a promise. Those of which the simulation cannot
+know anything, since their part of the system is not in it, are in ``NOT_IN_THE_WORLD`` with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Lines of one module, as they are and as they become."""
+
+    name: str
+    module: str
+    changes: tuple[tuple[str, str], ...]
+    origin: str
+
+
+def _mutant(name: str, module: str, origin: str, *changes: tuple[str, str]) -> Mutant:
+    return Mutant(name, module, changes, origin)
+
+
+_SURVIVED: Final = "survived all suites"
+_HOLE: Final = "hole of an attack"
+
+MUTANTS: Final = {
+    mutant.name: mutant
+    for mutant in (
+        _mutant(
+            "keeper-waits-10-s",
+            "perseus_agent.keeper.keeper",
+            _SURVIVED,
+            ("OVERDUE_TICKS: Final = 3", "OVERDUE_TICKS: Final = 200"),
+        ),
+        _mutant(
+            "agent-silent-7.5-s",
+            "perseus_agent.lifecycle",
+            _SURVIVED,
+            ("SILENT_S: Final = 0.75", "SILENT_S: Final = 7.5"),
+        ),
+        _mutant(
+            "any-reason-excuses",
+            "perseus_agent.clocks.read_back",
+            _SURVIVED,
+            ("if clock_mhz < highest and reasons:", "if reasons:"),
+        ),
+        _mutant(
+            "select-without-authorisation",
+            "perseus_agent.servers.grpc_service",
+            _SURVIVED,
+            (
+                "            self.authorise(context)\n            with self._selecting():",
+                "            with self._selecting():",
+            ),
+        ),
+        _mutant(
+            "period-of-nothing",
+            "perseus_agent.clocks.timetable",
+            _HOLE,
+            ("for _ in range(AHEAD):", "while True:"),
+            ("period_us < PERIOD_MIN_US * iterations", "period_us < 0"),
+        ),
+        _mutant(
+            "iterations-kept-for-ever",
+            "perseus_operator.nodes.iterations",
+            _HOLE,
+            ("        forget_oldest(self._open, report)\n", ""),
+        ),
+        _mutant(
+            "lease-never-ends",
+            "perseus_agent.node.leases",
+            "promise 2",
+            ("if lease.expires_s <= now_s]", "if lease.expires_s <= now_s - 60]"),
+        ),
+        _mutant(
+            "keeper-resets-nothing",
+            "perseus_agent.keeper.keeper",
+            "promise 2",
+            ("self._devices[uuid].reset_clocks()", "pass"),
+        ),
+        _mutant(
+            "keeper-is-not-told",
+            "perseus_agent.clocks.governor",
+            "promise 2",
+            (
+                "                if not self._held:\n                    self._hold()",
+                "                if False:\n                    self._hold()",
+            ),
+        ),
+        _mutant(
+            "process-leaves-and-keeps",
+            "perseus_agent.node.node",
+            "promise 2",
+            ('            self._unbind(session, "the process has gone")\n', ""),
+        ),
+        _mutant(
+            "release-of-clocks-forgotten",
+            "perseus_agent.node.node",
+            "promise 2",
+            ("pending = self._lease_clocks.ended(lease.job_uid, reason)", "pending: dict[str, Future[bool]] = {}"),
+        ),
+        _mutant(
+            "journal-is-not-read",
+            "perseus_agent.node.node",
+            "promise 2",
+            ("in self._journal.locked & self.workers.keys():", "in ():"),
+        ),
+        _mutant(
+            "reset-tried-in-a-minute",
+            "perseus_agent.clocks.governor",
+            "promise 2",
+            ("RESTORE_RETRY_S: Final = 0.5", "RESTORE_RETRY_S: Final = 60.0"),
+        ),
+        _mutant(
+            "seat-of-nobody",
+            "perseus_agent.node.processes",
+            "promise 2",
+            ("        self._hang_up()\n", "        self._hang_up()\n        self.seats = ()\n"),
+        ),
+        _mutant(
+            "foreign-lock-overwritten",
+            "perseus_agent.clocks.governor",
+            "promise 3",
+            ("            self._stand(Standing.FOREIGN, message)", "            self.applied = None"),
+        ),
+        _mutant(
+            "kubelet-away-is-no-pod",
+            "perseus_agent.node.lease_clocks",
+            "promise 4",
+            ("                if why:\n", "                if False:\n"),
+        ),
+        _mutant(
+            "no-renewal-while-one-fails",
+            "perseus_operator.controller.node_session",
+            "promise 4",
+            ("retry_at_s=now_s + backoff_s(node.failures)", "retry_at_s=now_s + 30"),
+        ),
+        _mutant(
+            "older-epoch-obeyed",
+            "perseus_agent.node.leases",
+            "promise 8",
+            ("        if epoch < seen:\n", "        if False:\n"),
+        ),
+        _mutant(
+            "epoch-not-in-the-journal",
+            "perseus_agent.clocks.journal",
+            "promise 8",
+            ("            epochs[job_uid] = epoch\n", ""),
+        ),
+        _mutant(
+            "lost-shard-still-served",
+            "perseus_operator.replicas.shards",
+            "promise 8",
+            (
+                "        self._held -= shards\n        if shards:\n            self._lost(shards)",
+                "        self._held -= shards",
+            ),
+        ),
+        _mutant(
+            "lost-lease-never-acquired-again",
+            "perseus_operator.nodes.actions",
+            "promise 6",
+            (
+                "    if node.leased_pods != node.pods or node.resting",
+                "    if (node.leased_pods is not None and node.leased_pods != node.pods) or node.resting",
+            ),
+        ),
+        _mutant(
+            "renewed-too-late",
+            "perseus_operator.nodes.node",
+            "promise 6",
+            ("if coming else ttl_s / 3", "if coming else ttl_s * 1.1"),
+        ),
+        _mutant(
+            "deleted-job-not-released",
+            "perseus_operator.controller.operator",
+            "promise 2",
+            (
+                "        for uid in known - await self._kube.job_uids(",
+                "        for uid in set() - await self._kube.job_uids(",
+            ),
+        ),
+        _mutant(
+            "recommend-sets-clocks",
+            "perseus_operator.families.training.decide",
+            "promise 3",
+            ("return Intent(plans, wanted, spec.mode.sets_clocks, None)", "return Intent(plans, wanted, True, None)"),
+        ),
+        _mutant(
+            "fixed-clock-in-every-mode",
+            "perseus_operator.families.fixed_clock.clock",
+            "promise 3",
+            ("    if not spec.mode.sets_clocks:", "    if False:"),
+        ),
+        _mutant(
+            "agent-that-is-lost-is-forgotten",
+            "perseus_agent.clocks.lost_gpu",
+            "promise 6",
+            ("        if self._answers < self._needed:\n", "        if True:\n"),
+        ),
+    )
+}
+
+NOT_IN_THE_WORLD: Final = {
+    "unknown energy of a rank counts as 0": "no counter of a simulated GPU is missing for one rank alone",
+    "a rank's share of its GPU's thread 0.95, or its burst 300 s": "threads take no processor time",
+    "the page remembers rights for 30,000 s": "there is no page",
+    "Student's t with one degree of freedom too many": "a mutant of statistics: no order of events shows it",
+    "ClockLine.asked quadratic in a rank's times (H3)": "threads take no processor time, and schedules are short",
+    "an answer of a solver worker parsed on the event loop (H4)": "the solver's workers are honest",
+}
+"""Of the lists of the issue, those that no seed can find yet, and why."""

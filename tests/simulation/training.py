@@ -1,0 +1,208 @@
+"""Training jobs: one process for each rank, which computes on its GPU and marks what it does.
+
+Ranks of a pipeline wait for each other as 1F1B does, and all pipelines at the end of an iteration. How long an
+instruction takes follows from the profile and the clock in effect when it begins. Marks are written to the shared
+memory that the agent reads, by the writer of the real channel; the connection is made again when the agent has gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.doubles.light_job import Work
+from tests.simulation.gpus import CLOCKS_MHZ, Gpu
+from tests.simulation.node import SimulatedNode
+from tests.simulation.scheduler import Process, Scheduler, Waiter
+
+from perseus_agent.node.processes import TrainingSession
+from perseus_agent.pods.identity import Peer, PodProcess
+from perseus_core.instruction import Instruction, InstructionKind
+from perseus_core.marks import MarkSource
+from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter
+from perseus_proto.hello import Hello, Timing
+
+RECONNECT_S: Final = 1.0
+
+
+@dataclass
+class Rank:
+    """A training process."""
+
+    job: TrainingJob
+    dp: int
+    stage: int
+    node: SimulatedNode
+    gpu: Gpu
+    pod_uid: str
+    process: Process
+    session: TrainingSession | None = None
+    writer: ChannelWriter | None = None
+    agent: Process | None = None
+    pid: int = 0
+    started_ns: int = 0
+
+
+@dataclass
+class TrainingJob:
+    """A job, as its user has started it."""
+
+    namespace: str
+    name: str
+    work: Work
+    schedules: Sequence[Sequence[Instruction]]
+    """By stage."""
+    scheduler: Scheduler
+    ranks: list[Rank] = field(default_factory=list)
+    iteration: int = 0
+    _done: set[tuple[int, int, InstructionKind, int, int]] = field(default_factory=set)
+    _waiting: list[Waiter] = field(default_factory=list)
+    _arrived: int = 0
+
+    def start(self, places: Sequence[tuple[SimulatedNode, Gpu, str]], pipelines: int) -> None:
+        """Start a process on each of these GPUs, in their pods: pipeline by pipeline."""
+        stages = len(self.schedules)
+        self._done.clear()
+        self._arrived = 0
+        for number, (node, gpu, pod_uid) in enumerate(places[: stages * pipelines]):
+            dp, stage = divmod(number, stages)
+            process = Process(f"{self.name}/{dp}.{stage}")
+            rank = Rank(self, dp, stage, node, gpu, pod_uid, process, pid=100 + number)
+            rank.started_ns = self.scheduler.now_ns
+            self.ranks.append(rank)
+            self.scheduler.spawn(process, "train", lambda rank=rank: self._train(rank))
+            self.scheduler.spawn(process, "connect", lambda rank=rank: self._connect(rank))
+
+    def end(self) -> None:
+        """SIGKILL for all of them, as when a pod is deleted or a rank has failed."""
+        for rank in self.ranks:
+            self.scheduler.kill(rank.process)
+            rank.gpu.settle()
+            rank.gpu.busy = False
+            if rank.session is not None and rank.agent is not None:
+                session, agent, node = rank.session, rank.agent, rank.node
+                self.scheduler.after(0.001, lambda s=session, a=agent, n=node: n.leave(s, a))
+            rank.session = rank.writer = None
+        self.ranks.clear()
+
+    # ------------------------------------------------------------------------------------------------ one rank
+
+    def _train(self, rank: Rank) -> None:
+        schedule, scheduler = self.schedules[rank.stage], self.scheduler
+        while True:
+            iteration, writer = self.iteration, rank.writer
+            if writer is not None:
+                writer.step_begin(iteration, scheduler.now_ns // 1000)
+            for index, instruction in enumerate(schedule):
+                self._receive(rank, instruction)
+                rank.gpu.settle()
+                rank.gpu.busy = True
+                if writer is not None:
+                    writer.begin(index, scheduler.now_ns // 1000)
+                scheduler.pause(self._takes_s(rank, instruction))
+                rank.gpu.settle()
+                rank.gpu.busy = False
+                if writer is not None:
+                    writer.end(index, scheduler.now_ns // 1000)
+                self._done.add((rank.dp, rank.stage, instruction.kind, instruction.microbatch, iteration))
+                self._notify()
+            if writer is not None:
+                writer.step_end(iteration, scheduler.now_ns // 1000)
+            self._reduce(iteration)
+
+    def _takes_s(self, rank: Rank, instruction: Instruction) -> float:
+        table, clock = self.work.times_us, rank.gpu.clock_mhz
+        key = rank.stage, int(instruction.kind), clock
+        while key not in table and clock < CLOCKS_MHZ[-1]:
+            clock += 15
+            key = rank.stage, int(instruction.kind), clock
+        return 1e-6 * table[key] * self.scheduler.random.uniform(0.998, 1.002)
+
+    def _receive(self, rank: Rank, instruction: Instruction) -> None:
+        """Wait for the neighbour whose result this needs."""
+        forward = instruction.kind is InstructionKind.FORWARD
+        neighbour = rank.stage + (-1 if forward else 1)
+        if 0 <= neighbour < len(self.schedules):
+            needed = rank.dp, neighbour, instruction.kind, instruction.microbatch, self.iteration
+            while needed not in self._done:
+                self._wait()
+
+    def _reduce(self, iteration: int) -> None:
+        """Wait for all pipelines."""
+        self._arrived += 1
+        if self._arrived == len(self.ranks):
+            self._arrived = 0
+            self._done.clear()
+            self.iteration += 1
+            self._notify()
+        while self.iteration == iteration:
+            self._wait()
+
+    def _wait(self) -> None:
+        waiter = self.scheduler.waiter()
+        self._waiting.append(waiter)
+        self.scheduler.wait(waiter)
+
+    def _notify(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            self.scheduler.wake(waiter)
+
+    def _connect(self, rank: Rank) -> None:
+        """Keep a connection to the node's agent, as the client does."""
+        scheduler = self.scheduler
+        while True:
+            if rank.session is not None and (rank.agent is None or not rank.agent.alive or rank.session.dismissed):
+                rank.session = rank.writer = rank.agent = None
+                scheduler.pause(scheduler.random.uniform(0.1, RECONNECT_S))
+            if rank.session is None:
+                schedule = tuple(self.schedules[rank.stage])
+                reader = ChannelReader.create(len(schedule))
+                memory, bell = os.dup(reader.memory_fd), os.dup(reader.event_fd)
+                hello = Hello(rank.dp, rank.stage, 0, Timing.HOST, rank.gpu.uuid, schedule)
+                peer = Peer(rank.pid, 1000, rank.started_ns, PodProcess(rank.pod_uid, None), None)
+                session = TrainingSession(peer, hello, reader, lambda: None)
+                rank.agent = rank.node.admit(session)
+                if rank.agent is not None:
+                    rank.session, rank.writer = session, ChannelWriter(memory, bell, len(schedule))
+                else:
+                    os.close(memory)
+                    os.close(bell)
+                    reader.close()
+            scheduler.pause(RECONNECT_S)
+
+
+def forge(rank: Rank, value: float, lasts_s: float) -> None:
+    """Write what cannot be true into a rank's memory for a while, and ring: as a tenant's process may."""
+    scheduler, draw = rank.job.scheduler, rank.job.scheduler.random
+    end_ns = scheduler.now_ns + int(lasts_s * 1e9)
+    way, iteration = int(value * 4), 1_000 + int(value * 1e6)
+    while scheduler.now_ns < end_ns:
+        writer = rank.writer
+        if writer is not None:
+            if way == 0:  # records of iterations that begin at the same time
+                _equal_records(writer, iteration, scheduler.now_ns // 1000)
+                iteration += 8
+            elif way == 1:  # iterations that fall
+                _equal_records(writer, iteration, scheduler.now_ns // 1000 - 1000 * int(draw.random() * 1000))
+                iteration = max(1, iteration - 9)
+            elif way == 2:  # any bits in the words that are the rank's
+                for _ in range(20):
+                    writer.words[draw.randrange(4, len(writer.words))] = draw.getrandbits(64)
+            else:  # times far ahead, or before their begin
+                _equal_records(writer, iteration, draw.getrandbits(62))
+                iteration += draw.randrange(1, 1 << 20)
+            writer.ring()
+        scheduler.pause(draw.uniform(0.01, 0.3))
+
+
+def _equal_records(writer: ChannelWriter, first: int, at_us: int) -> None:
+    """Records of the GPU's times, all of which are one."""
+    writer.change_source(MarkSource.EVENTS)
+    count = writer._last + 1
+    for iteration in range(first, first + SLOTS):
+        writer.step_begin(iteration, at_us)
+        writer.step_end_untimed()
+        writer.fill(iteration, at_us, at_us, [at_us] * (2 * count))

@@ -1,0 +1,130 @@
+"""A process that runs seeds, each in a child of its own: ``python -m tests.simulation.worker < requests``.
+
+Its machine is the simulated one from the first import on. It solves once what all seeds solve; a child begins from
+there, so seeds share nothing else and nothing is left of one. Each line of its input is a request, each of its output
+an outcome, as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import types
+from dataclasses import asdict
+from typing import Any, Final
+
+from tests.simulation import machine
+from tests.simulation.mutants import MUTANTS, Mutant
+
+ENDLESS_S: Final = 4.0
+"""Of processor time in one step, of which a whole seed takes less."""
+
+
+def mutate(mutant: Mutant) -> None:
+    """Break the code of a module on purpose, when it is imported."""
+    real = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self: Any, name: str) -> types.CodeType | None:
+        if name != mutant.module:
+            return real(self, name)
+        path = self.get_filename(name)
+        source = self.get_source(name)
+        for was, becomes in mutant.changes:
+            if source.count(was) != 1:
+                raise SystemExit(f"mutant {mutant.name}: {path} has {was!r} {source.count(was)} times")
+            source = source.replace(was, becomes)
+        code: types.CodeType = self.source_to_code(source.encode(), path)
+        return code
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def _guard() -> None:
+    """A step that does not come to an end is stopped, and said."""
+    seen = [0, 0.0]
+
+    def look(*_: Any) -> None:
+        own, now_s = machine.scheduler(), machine.REAL_PROCESS_TIME()
+        if own.steps != seen[0]:
+            seen[:] = [own.steps, now_s]
+        elif now_s - seen[1] > ENDLESS_S:
+            seen[1] = now_s
+            frame = sys._getframe(1)
+            where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+            thread = own.thread
+            own.fail(f"promise 10: {thread.name if thread else 'an event loop'} computes without an end, at {where}")
+            if thread is not None:
+                own.give_up(thread, ENDLESS_S)
+            raise RuntimeError("it computes without an end")
+
+    signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.5, 0.5)
+
+
+def _child(request: dict[str, Any], out: int) -> None:
+    from tests.simulation import runs
+    from tests.simulation.faults import Fault
+
+    _guard()
+    chosen = None if request.get("faults") is None else [Fault(**one) for one in request["faults"]]
+    outcome = runs.run(request["seed"], chosen, tracing=request.get("tracing", False))
+    with os.fdopen(out, "w") as file:
+        file.write(json.dumps(outcome.record()))
+
+
+def run_in_child(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a seed in a child, and return its outcome."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(here)
+        try:
+            _child(request, there)
+        except BaseException as error:  # noqa: BLE001  # said, and the child ends
+            os.write(2, f"seed {request['seed']}: {type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    if not said:
+        return {"seed": request["seed"], "failure": "the simulation itself has failed: see above", "faults": []}
+    outcome: dict[str, Any] = json.loads(said)
+    return outcome
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    if len(sys.argv) > 1:
+        mutate(MUTANTS[sys.argv[1]])
+    machine.install()
+    from tests.simulation import faults, runs
+
+    from perseus_agent.clocks import gpu_worker
+    from perseus_solver.search import pool
+
+    # The kernel's figure of what a thread has computed.
+    gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
+    for budget in ("_WORK", "_WORK_ONE"):  # plans need not be good here
+        setattr(pool, budget, getattr(pool, budget) / 20)
+    sys.unraisablehook = lambda _: None
+    gc.disable()
+    runs.warm_up()
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "draw" in request:
+            drawn = faults.draw(request["draw"], until_s=runs.FAULTS_S)
+            answer: dict[str, Any] = {"faults": [asdict(fault) for fault in drawn]}
+        else:
+            answer = run_in_child(request)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""A cluster in one process: nodes, operators, jobs and their users, all of which one seed orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from tests.doubles.light_job import Work
+from tests.simulation import machine
+from tests.simulation.api import ApiConnection, ApiFaults, ApiServer
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Network, SimulatedPool
+from tests.simulation.node import SimulatedNode
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.training import Rank, TrainingJob
+
+from perseus_core import keys
+from perseus_core.instruction import Instruction, InstructionKind
+from perseus_operator.controller.operator import Operator
+from perseus_operator.controller.settings import Settings
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.services import Services
+from perseus_operator.objects.values import ConfigMap, Pod
+from perseus_operator.replicas.epochs import Epochs
+from perseus_operator.replicas.shards import Replica
+from perseus_operator.solving import worker
+from perseus_operator.solving.pool import SolverPool, digest_of
+from perseus_operator.solving.process import Outcome, Task, Verdict
+from perseus_operator.solving.slots import FairSlots
+from perseus_sim.profiles import profile_csv
+from perseus_solver.errors import SolverError
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+NAMESPACE: Final = "team-a"
+BLOCKING_W: Final = 83.64
+MICROBATCHES: Final = 3
+STAGES: Final = 2
+FORWARD_S: Final = 0.12
+POINTS: Final = 8
+LEASE_TTL_S: Final = 6.0
+RESTART_S: Final = (0.5, 3.0)
+_ANSWERS: Final[dict[bytes, Verdict]] = {}
+"""Of all seeds: the same request has the same answer."""
+
+
+@lru_cache(maxsize=1)
+def _csv() -> str:
+    return profile_csv(STAGES, forward_s=FORWARD_S)
+
+
+@lru_cache(maxsize=1)
+def work() -> tuple[Work, list[Any]]:
+    """What a pipeline executes, and its schedule by stage."""
+    schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+    problem = build_problem(read_profile(_csv(), stages=STAGES), schedule, blocking_power_w=BLOCKING_W)
+    stages = [
+        [Instruction(InstructionKind[k.upper()], m, c) for k, m, c in schedule.of_stage(stage)]
+        for stage in range(STAGES)
+    ]
+    return Work.of(problem), stages
+
+
+class Solvers:
+    """The solver's workers: the same functions, in this process; their time is what the seed says."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.slots = FairSlots(2)
+        self._scheduler = scheduler
+
+    async def run(self, task: Task, request: bytes, most_bytes: int) -> Verdict:
+        await asyncio.sleep(self._scheduler.random.uniform(0.2, 1.5))
+        digest = digest_of(task, request)
+        if digest not in _ANSWERS:
+            try:
+                _ANSWERS[digest] = Verdict(Outcome.ANSWERED, worker._answer(task.value, request), seconds=0.5)
+            except SolverError as error:
+                _ANSWERS[digest] = Verdict(Outcome.REFUSED, message=str(error))
+        return _ANSWERS[digest]
+
+
+@dataclass
+class Replicated:
+    """One replica of the operator: a place in which one process after another runs."""
+
+    name: str
+    process: Process
+    api: ApiFaults = field(default_factory=ApiFaults)
+    connection: ApiConnection | None = None
+    operator: Operator | None = None
+    loop: SimulatedLoop | None = None
+    past: list[Any] = field(default_factory=list)
+    """What killed processes have left in memory: it must not be collected, which would run their clean-up."""
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int, folder: Path, *, nodes: int = 2, replicas: int = 2, jobs: int = 2) -> None:
+        self.scheduler = Scheduler(seed)
+        machine.use(self.scheduler)
+        machine.sync[:] = [self._sync]
+        self.nodes = {
+            name: SimulatedNode(name, self.scheduler, folder / name, STAGES * jobs)
+            for name in (f"node-{number}" for number in range(nodes))
+        }
+        agents = {f"agent-{name}": (name, f"{name}:9500") for name in self.nodes}
+        self.api = ApiServer(self.scheduler, agents)
+        self.api.config_maps["profile"] = ConfigMap("profile", {keys.PROFILE_KEY: _csv()}, {})
+        self.network = Network(self.scheduler, self.nodes)
+        self.settings = Settings(insecure=True, namespaces=NAMESPACE, lease_ttl_s=LEASE_TTL_S, agent_timeout_s=1.5)
+        self.replicas = [Replicated(f"operator-{n}", Process(f"operator-{n}")) for n in range(replicas)]
+        self.training: dict[str, TrainingJob] = {}
+        self.on_gpu: dict[str, Rank] = {}
+        """The process that was last started on each GPU."""
+        self.specs: dict[str, Any] = {}
+        self.uids: dict[str, str] = {}
+        self._pods: dict[str, Pod] = {}
+        self._number = 0
+        self._jobs = jobs
+
+    def _sync(self) -> OSError | None:
+        process = self.scheduler.current
+        node = self.nodes.get(process.name.partition("/")[0]) if process else None
+        if node is None or process is None:
+            return None
+        process.calls += 1  # the kernel finishes what it has begun
+        takes_s = self.scheduler.random.uniform(0.0005, 0.004) + node.disk.slow_s
+        self.scheduler.after(takes_s, lambda: self.scheduler.leave(process, 1))
+        self.scheduler.pause(takes_s)
+        return machine.full_disk() if node.disk.full else None
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start everything."""
+        for node in self.nodes.values():
+            node.start()
+        for replica in self.replicas:
+            self.start_operator(replica)
+        for number in range(self._jobs):
+            self.create_job(f"job-{number}", number)
+
+    def start_operator(self, replica: Replicated) -> None:
+        """Start a replica's next process."""
+        if replica.connection is not None:
+            replica.past.append((replica.loop, replica.operator, replica.connection))
+            self.api.connections.remove(replica.connection)
+        process = replica.process = Process(replica.name)
+        loop = replica.loop = SimulatedLoop(self.scheduler, process)
+        replica.operator = None
+        connection = replica.connection = ApiConnection(self.api, process, replica.api)
+        connection.loop = loop
+        loop.call_soon(lambda: loop.create_task(self._run_operator(replica, process, connection)))
+
+    async def _run_operator(self, replica: Replicated, process: Process, connection: ApiConnection) -> None:
+        """As ``Process.start`` of the operator's ``__main__``, with this cluster's clients."""
+        from perseus_operator.errors import KubeError
+
+        self._number += 1
+        identity = f"{replica.name}_{self._number}"
+        while True:
+            try:
+                epoch = await connection.next_epoch()
+                break
+            except KubeError:
+                await asyncio.sleep(1.0)  # Kubernetes starts it again
+        solver = SolverPool(workers=1, timeout_s=60.0, memory_mib=4096)
+        solver.solvers = solver._restorers = Solvers(self.scheduler)  # type: ignore[assignment]
+        services = Services(
+            kube=connection,  # type: ignore[arg-type]  # as far as an operator of one namespace asks
+            agents=SimulatedPool(self.network, process, timeout_s=self.settings.agent_timeout_s),
+            solver=solver,
+            metrics=Metrics(),
+            epochs=Epochs(connection, identity),
+            limits=self.settings.limits,
+            namespaces=self.settings.namespace_list,
+            status_interval_s=self.settings.status_interval_s,
+        )
+        member = Replica(connection, identity, epoch)
+        operator = Operator(self.settings, connection, services, member)  # type: ignore[arg-type]
+        connection.operator = operator
+        connection.relist()
+        await operator.start()
+        replica.operator = operator
+        self.scheduler.note(f"{replica.name} serves with epoch {epoch}")
+
+    def kill_operator(self, replica: Replicated) -> None:
+        """SIGKILL, and the kubelet starts it again."""
+        if replica.process.alive:
+            self.scheduler.kill(replica.process)
+            self.scheduler.after(self.scheduler.random.uniform(*RESTART_S), lambda: self.start_operator(replica))
+
+    # ------------------------------------------------------------------------------------------------ users
+
+    def create_job(self, name: str, number: int) -> None:
+        """A user starts pods, and creates a PerseusJob for them."""
+        self._number += 1
+        self.start_training(name, number)
+        spec: dict[str, Any] = {
+            "pipeline": {
+                "schedule": "1F1B",
+                "stages": STAGES,
+                "microbatches": MICROBATCHES,
+                "dataParallel": len(self.nodes),
+            },
+            "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * BLOCKING_W)},
+            "objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"},
+            "baselineIterations": 0,
+            "points": POINTS,
+        }
+        if number % 2:
+            spec = {"objective": {"type": "FixedClock", "clockMegahertz": 1110}}
+        self.specs[name] = spec
+        self.apply_job(name)
+
+    def apply_job(self, name: str) -> None:
+        """A user creates the PerseusJob, again with the spec that it had."""
+        self._number += 1
+        self.uids[name] = f"uid-{name}-{self._number}"
+        self.api.apply(NAMESPACE, name, self.uids[name], json.loads(json.dumps(self.specs[name])))
+
+    def edit_job(self, name: str, changes: Mapping[str, Any]) -> None:
+        """A user edits the spec."""
+        self.specs[name] = {**self.specs[name], **changes}
+        if name in self.uids:
+            self.api.apply(NAMESPACE, name, self.uids[name], json.loads(json.dumps(self.specs[name])))
+
+    def delete_job(self, name: str) -> None:
+        """A user deletes the PerseusJob; training goes on."""
+        if name in self.uids:
+            self.api.delete(self.uids.pop(name))
+
+    def start_training(self, name: str, number: int) -> None:
+        """Start the job's pods: on each node one, with a GPU for each stage."""
+        times, schedules = work()
+        if name in self.training:
+            self.training[name].end()
+        job = self.training[name] = TrainingJob(NAMESPACE, name, times, schedules, self.scheduler)
+        places = []
+        for node in self.nodes.values():
+            self._number += 1
+            pod = Pod(f"pod-{self._number}", NAMESPACE, f"{name}-{node.name}", node.name, name, {keys.LABEL_JOB: name})
+            self._pods[pod.name] = pod
+            gpus = node.gpus[STAGES * number : STAGES * (number + 1)]
+            node.kubelet.given[NAMESPACE, pod.name] = tuple(gpu.uuid for gpu in gpus)
+            places += [(node, gpu, pod.uid) for gpu in gpus]
+        self.api.put_pods(self._pods.values())
+        job.start(places, len(self.nodes))
+        self.on_gpu.update((rank.gpu.uuid, rank) for rank in job.ranks)
+
+    def end_training(self, name: str) -> None:
+        """The job's pods are deleted."""
+        self.training[name].end()
+        for node in self.nodes.values():
+            pod = f"{name}-{node.name}"
+            self._pods.pop(pod, None)
+            node.kubelet.given.pop((NAMESPACE, pod), None)
+        self.api.put_pods(self._pods.values())
