@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perseus_operator.api.schema import parse_stored
 from perseus_operator.api.status import FrontierStatus, PlanStatus
+from perseus_operator.api.stored import parse_stored
 from perseus_operator.families.training.features.bound.guard import guard_from_status
 from perseus_operator.families.training.features.canary.state import canary_from_status
 from perseus_operator.families.training.features.comparison.state import comparisons_from_status
