@@ -34,6 +34,7 @@ from tests.unit.operator.conftest import Job
 
 from perseus_core.iteration import IterationReport
 from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Pod
 from perseus_sim.cluster.api_servers import Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs
@@ -187,7 +188,8 @@ def _running(nodes: int) -> Job:
     job = Job(pipeline={"schedule": "1F1B", "microbatches": INSTRUCTIONS // 2, **shape})
     job.solve()
     pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(nodes)]
-    job.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(nodes)})
+    agents = {f"node-{n}": f"10.0.0.{n}:1" for n in range(nodes)}
+    job.state.pods_observed(Selection(tuple(pods)), agents, wall_s=0.0)
     job.act()
     for n, tp in ((n, tp) for n in range(nodes) for tp in range(RANKS)):
         rank = Rank(f"pod-{n}", f"GPU-{n}-{tp}", n // STAGES, n % STAGES, tp, 1, 0)

@@ -38,6 +38,7 @@ from perseus_operator.nodes.engines import Engine, EngineWindow
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Json, Now, Pod
 from perseus_sim.serving.machine import Machine, Step
 
@@ -120,7 +121,7 @@ class EnginePool:
     def pods(self, *pods: Pod) -> None:
         """These pods run now."""
         self._pods = list(pods)
-        self.job.pods_observed(pods, {pod.node: "10.0.0.1:1" for pod in pods})
+        self.job.pods_observed(Selection(tuple(pods)), {pod.node: "10.0.0.1:1" for pod in pods}, wall_s=0.0)
         for node in self.nodes:
             self._describe(node)
 

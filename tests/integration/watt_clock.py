@@ -41,8 +41,8 @@ class WattClockFamily(Family):
     def spec_accepted(self, spec: JobSpec) -> None:
         self._job.spec_accepted(spec, spec)
 
-    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
-        self._job.pods_observed(chosen.pods, agents, excluded=chosen.excluded, finished_at_s=finished_at_s)
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
+        self._job.pods_observed(chosen, agents, wall_s=wall_s)
 
     def _curve(self, share_w: float = math.inf) -> dict[int, float]:
         """What all GPUs draw at each clock that may be had; until they are known, at the lowest."""

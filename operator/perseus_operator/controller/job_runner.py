@@ -149,8 +149,7 @@ class JobRunner:
             name_taken: whether they are those of a PerseusJob of this name, and none is given.
         """
         self.job.name_observed(taken=name_taken)
-        chosen = select(self.job.spec, pods)
-        self.family.pods_observed(chosen, agents, finished_at_s=self._services.wall_s() if chosen.finished else None)
+        self.family.pods_observed(select(self.job.spec, pods), agents, wall_s=self._services.wall_s())
         self._wake.now()
 
     def member(self, now: Now, *, settled: bool) -> Member | None:

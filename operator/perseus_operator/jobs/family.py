@@ -91,13 +91,13 @@ class Family(Protocol):
     def restored(self, status: Mapping[str, Any]) -> None:
         """Take in what an earlier operator has stored in the status."""
 
-    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
         """Take in the pods of the job, and the addresses of all agents by node.
 
         Args:
             chosen: of the pods that opted in.
             agents: host:port, by node.
-            finished_at_s: now (wall clock), if all pods have succeeded; None: they have not.
+            wall_s: when they were observed; a job whose pods have all succeeded ended then.
         """
         ...
 

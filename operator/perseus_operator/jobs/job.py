@@ -8,7 +8,7 @@ knows is in that family's own folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perseus_operator.api.conditions import Explanation
@@ -17,6 +17,7 @@ from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.jobs.lifecycle import JobEnd
 from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Pod
 
 
@@ -76,35 +77,22 @@ class Job:
         """Whether another object of this name has the pods that opted in to it."""
         self.name_taken = taken
 
-    def pods_observed(
-        self,
-        pods: Iterable[Pod],
-        agents: Mapping[str, str],
-        *,
-        attempt: str = "",
-        excluded: Mapping[str, int] | None = None,
-        failed: Pod | None = None,
-        finished_at_s: float | None = None,
-    ) -> bool:
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> bool:
         """Pods and agents are these now. Nodes without pods stay until their lease is given back.
 
         Args:
-            pods: of the job.
+            chosen: the pods of the job.
             agents: host:port of the agent, by node.
-            attempt: which attempt of the workload the pods belong to; empty: not known.
-            excluded: why pods that opted in do not belong to the job, and how many.
-            failed: the youngest pod of the job that failed.
-            finished_at_s: see ``JobEnd``.
+            wall_s: when they were observed.
 
         Returns:
             Whether another attempt has begun, which starts again at iteration 0.
         """
-        pods = list(pods)
-        self.excluded_pods, self.failed_pod = excluded or {}, failed
-        again = bool(attempt and self.attempt and attempt != self.attempt)
-        self.attempt = attempt or self.attempt
-        self.end.pods_observed(running=bool(pods), finished_at_s=finished_at_s)
-        self.nodes.pods_observed(pods, agents)
+        self.excluded_pods, self.failed_pod = chosen.excluded, chosen.failed
+        again = bool(chosen.attempt and self.attempt and chosen.attempt != self.attempt)
+        self.attempt = chosen.attempt or self.attempt
+        self.end.pods_observed(running=bool(chosen.pods), finished_at_s=wall_s if chosen.finished else None)
+        self.nodes.pods_observed(chosen.pods, agents)
         return again
 
     def draw_published(self, draw: DrawStatus | None) -> None:

@@ -43,6 +43,7 @@ from perseus_operator.nodes.actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import StoredPlans
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Now, Pod, StoredObject
 from perseus_operator.plugin import cli
 from perseus_operator.replicas.epochs import Epochs
@@ -153,7 +154,9 @@ class Job:
         """One node and one pod per pipeline."""
         names = range(self.spec.pipeline.data_parallel)
         pods = [Pod(f"pod-{p}", "ns", f"t-{p}", f"node-{p}", "job", {}) for p in names]
-        self.state.pods_observed(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in names})
+        self.state.pods_observed(
+            Selection(tuple(pods)), {f"node-{p}": f"10.0.0.{p}:1" for p in names}, wall_s=self.wall_s
+        )
 
     def connect_ranks(self, pid: int = 1) -> None:
         for p, node in enumerate(self.nodes):

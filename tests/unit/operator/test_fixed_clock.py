@@ -20,6 +20,7 @@ from perseus_operator.nodes.actions import Acquire, Release, Renew
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Now, Pod
 from perseus_operator.plugin.doctor import examine
 
@@ -37,7 +38,7 @@ class Job:
         self.family = FixedClockFamily(Surroundings(self.state, nobody, nobody, nobody, nobody))
         self.family.spec_accepted(parse_spec(JobSpec, {**FIXED, **changes}))
         pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(2)]
-        self.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
+        self.state.pods_observed(Selection(tuple(pods)), {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)}, wall_s=0.0)
 
     @property
     def nodes(self) -> list[Node]:
@@ -141,7 +142,7 @@ def test_pods_that_leave_give_their_node_back() -> None:
     job = Job()
     job.acquire()
     job.renew(900, 900)
-    job.state.pods_observed([], {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
+    job.state.pods_observed(Selection(()), {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)}, wall_s=0.0)
     assert {*job.decide().actions} == {Release("node-0"), Release("node-1")}
 
 

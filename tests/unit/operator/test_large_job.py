@@ -10,6 +10,7 @@ import pytest
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.node import Node, Rank
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Pod
 
 
@@ -34,7 +35,8 @@ class Counted(dict[str, Node]):
 @pytest.mark.parametrize("nodes", [2, 50])
 def test_a_rank_that_joins_concerns_no_other_node(nodes: int) -> None:
     state = Training(PerseusJob(JobRef("ns", "job", "uid")))
-    state.pods_observed([Pod(f"u{n}", "ns", f"p{n}", f"n{n}", "job", {}) for n in range(nodes)], {})
+    pods = [Pod(f"u{n}", "ns", f"p{n}", f"n{n}", "job", {}) for n in range(nodes)]
+    state.pods_observed(Selection(tuple(pods)), {}, wall_s=0.0)
     for node in state.nodes.values():
         node.plans.selection_accepted({0: 7}, plan_id="", from_iteration=3)
         assert node.plans.selected == {0: 7}

@@ -18,6 +18,7 @@ from perseus_operator.jobs import document
 from perseus_operator.jobs.events import condition_events
 from perseus_operator.jobs.lifecycle import next_deletion
 from perseus_operator.nodes.iterations import Measured
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.listing import listing
 
@@ -38,7 +39,7 @@ def restore(job: Any, stored: dict[str, Any]) -> None:
 
 def finish(job: Any) -> None:
     addresses = {node.name: node.address for node in job.nodes}
-    job.state.pods_observed((), addresses, finished_at_s=job.wall_s)
+    job.state.pods_observed(Selection((), finished=True), addresses, wall_s=job.wall_s)
     job.settle()
 
 
@@ -59,7 +60,7 @@ def measured(make_job: Any, **changes: Any) -> Any:
 @given(st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 100))
 def test_a_job_is_deleted_when_its_time_is_over_and_not_before(ttl_s: int, past_s: float, rest_s: float) -> None:
     job = Job(ttlSecondsAfterFinished=ttl_s)
-    job.state.pods_observed((), {}, finished_at_s=job.wall_s)
+    job.state.pods_observed(Selection((), finished=True), {}, wall_s=job.wall_s)
     job.state.job.end.deletion_asked(job.now_s + rest_s)
     now_s, wall_s = job.now_s + past_s, job.wall_s + past_s
     due, wake_s = next_deletion(job.state.job.end, job.spec, now_s=now_s, wall_s=wall_s)

@@ -18,6 +18,7 @@ from perseus_operator.errors import KubeError, KubeForbidden
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.nodes.actions import Acquire
 from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Pod
 
 BEFORE, WRITTEN, LATER = "2026-11-28T08:00:00Z", "2026-11-28T09:00:00Z", "2026-11-28T09:00:01Z"
@@ -131,7 +132,7 @@ async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_t
         return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={}, engines=())
 
     job = Job()
-    job.state.pods_observed([pod(LATER, claims_devices=claims)], {"node-0": "10.0.0.1:1"})
+    job.state.pods_observed(Selection((pod(LATER, claims_devices=claims),)), {"node-0": "10.0.0.1:1"}, wall_s=0.0)
     services = SimpleNamespace(
         monotonic_s=lambda: 0.0,
         agents=SimpleNamespace(acquire=acquire, describe=describe, watch=nothing),

@@ -16,6 +16,7 @@ from perseus_operator.families.training.features.frontier.inputs import ReadInpu
 from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.nodes.actions import Acquire, AwaitRenewal, Push, Release, Renew, Select
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Pod
 
 
@@ -188,7 +189,9 @@ def test_changed_pods_mean_a_new_list_and_no_pods_mean_release(job: Any) -> None
     job.run()
     pod = next(iter(job.state.nodes["node-0"].pods))
     job.state.pods_observed(
-        [pod, replace(pod, uid="pod-x", name="t-x")], {"node-0": "10.0.0.0:1", "node-1": "10.0.0.1:1"}
+        Selection((pod, replace(pod, uid="pod-x", name="t-x"))),
+        {"node-0": "10.0.0.0:1", "node-1": "10.0.0.1:1"},
+        wall_s=0.0,
     )
     assert set(job.decide().actions) == {Acquire("node-0"), Release("node-1")}
     job.settle()

@@ -13,6 +13,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.families.training.decide import Decision
 from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
 from perseus_operator.nodes.actions import Acquire, Push, Select
+from perseus_operator.nodes.workloads import Selection
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},
@@ -100,7 +101,7 @@ def test_laws_hold_in_every_sequence(make_job: Any, events: list[tuple[str, Any]
                 job.nodes[0].lease_lost()
             else:
                 if value == "pods":
-                    job.state.pods_observed([], {n.name: n.address for n in job.nodes})
+                    job.state.pods_observed(Selection(()), {n.name: n.address for n in job.nodes}, wall_s=0.0)
                     job.start_pods()
                 job.connect_ranks(pid)
         else:

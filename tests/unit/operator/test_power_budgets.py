@@ -28,6 +28,7 @@ from perseus_operator.families.training.features.power.plans import power_w, rep
 from perseus_operator.families.training.status import status
 from perseus_operator.nodes.actions import Release
 from perseus_operator.nodes.iterations import Measured
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.formatting import percent
 from perseus_operator.objects.values import JobRef, Now
 
@@ -125,7 +126,7 @@ async def test_jobs_come_and_go(site: Site) -> None:
     await site.tick()
     assert min(site.points("a") | site.points("b")) > 0
     assert site.drawn_w("a") + site.drawn_w("b") <= 1.4 * full_w
-    site.jobs["b"].state.pods_observed([], {})
+    site.jobs["b"].state.pods_observed(Selection(()), {}, wall_s=0.0)
     await site.tick()
     assert site.points("a") == {0}
     site.budgets.deleted({"metadata": {"name": "hall", "uid": "another"}})

@@ -16,6 +16,7 @@ from perseus_operator.families.training.features.profile.sweep import DIGEST_PRE
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.nodes.actions import Push, Release, Select
+from perseus_operator.nodes.workloads import Selection
 
 ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))
@@ -148,7 +149,7 @@ def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
     made = obey(job)
     made = settle(job)
     assert all(node.plans.selected == {p: 1} for p, node in enumerate(job.nodes))
-    job.state.pods_observed([], {n.name: n.address for n in job.nodes})
+    job.state.pods_observed(Selection(()), {n.name: n.address for n in job.nodes}, wall_s=0.0)
     assert "No pod of the job is running" in said(job, job.decide()).message
     job.start_pods()
     job.connect_ranks(pid=2)

@@ -19,6 +19,7 @@ from perseus_operator.families.training.shape import shape_from_status, shape_of
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.node import Rank
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import JobRef, Now, Pod
 
 FORWARD_BACKWARD = ((1, 0, 0, False), (2, 0, 0, False))
@@ -32,7 +33,7 @@ class Training:
         self.state = known.Training(PerseusJob(JobRef("ns", "job", "uid"), generation=1))
         self.state.spec_accepted(parse_spec(JobSpec, spec or {}))
         pods = [Pod(f"pod-{p}", "ns", f"t-{p}", f"node-{p}", "job", {}, asks_for_gpu=True) for p in range(2)]
-        self.state.pods_observed(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in range(2)})
+        self.state.pods_observed(Selection(tuple(pods)), {f"node-{p}": f"10.0.0.{p}:1" for p in range(2)}, wall_s=0.0)
         for node in self.nodes:
             node.lease_acquired(node.pods, plan_id="", following=False, started_s=0.0, ttl_s=30.0)
 

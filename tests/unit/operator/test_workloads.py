@@ -304,10 +304,7 @@ def absence_of(state: Training) -> Explanation:
 def state_of(spec: Any, pods: list[Pod]) -> Training:
     state = Training(PerseusJob(JobRef("ns", "gpt3", "uid"), generation=1))
     state.spec_accepted(spec)
-    chosen = select(spec, pods)
-    state.pods_observed(
-        chosen.pods, {"node": "1.2.3.4:5"}, attempt=chosen.attempt, excluded=chosen.excluded, failed=chosen.failed
-    )
+    state.pods_observed(select(spec, pods), {"node": "1.2.3.4:5"}, wall_s=0.0)
     return state
 
 
@@ -377,15 +374,15 @@ def test_a_job_has_finished_when_its_pods_have_succeeded_and_none_failed_after_t
 
 def test_a_finished_job_stays_so_when_its_pods_are_deleted_and_begins_again_with_new_ones() -> None:
     state = state_of(spec_of(), [])
-    state.pods_observed((), {}, finished_at_s=1000.0)
+    state.pods_observed(Selection((), finished=True), {}, wall_s=1000.0)
     assert absence_of(state).reason is Reason.FINISHED
-    state.pods_observed((), {}, finished_at_s=2000.0)
+    state.pods_observed(Selection((), finished=True), {}, wall_s=2000.0)
     assert state.job.end.finished_at_s == 1000.0
-    state.pods_observed((), {})
+    state.pods_observed(Selection(()), {}, wall_s=3000.0)
     assert state.job.end.finished_at_s == 1000.0
-    state.pods_observed([pod("again", {})], {})
+    state.pods_observed(Selection((pod("again", {}),)), {}, wall_s=3000.0)
     assert state.job.end.finished_at_s is None
-    state.pods_observed((), {})
+    state.pods_observed(Selection(()), {}, wall_s=3000.0)
     assert absence_of(state).reason is Reason.NO_PODS
 
 
@@ -403,13 +400,13 @@ def test_another_attempt_begins_with_an_empty_history() -> None:
     first = [pod("a", WORKERS["Job"][0], owner="one")]
     state = state_of(refer("Job"), first)
     history, attempt = state.history, state.job.attempt
-    state.pods_observed(first, {}, attempt=attempt)
+    state.pods_observed(Selection(tuple(first), attempt), {}, wall_s=0.0)
     assert state.history is history, "the same attempt seen again changes nothing"
-    state.pods_observed((), {}, attempt="")
+    state.pods_observed(Selection(()), {}, wall_s=0.0)
     assert (state.history, state.job.attempt) == (history, attempt), (
         "pods gone, perhaps suspended: nothing is known anew"
     )
     second = select(refer("Job"), [pod("b", WORKERS["Job"][0], owner="two")])
-    state.pods_observed(second.pods, {}, attempt=second.attempt)
+    state.pods_observed(second, {}, wall_s=0.0)
     assert state.history is not history
     assert state.job.attempt == second.attempt

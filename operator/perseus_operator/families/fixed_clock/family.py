@@ -40,16 +40,9 @@ class FixedClockFamily(Family):
         """See ``Family``."""
         self._job.spec_accepted(spec, spec)
 
-    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
         """See ``Family``."""
-        self._job.pods_observed(
-            chosen.pods,
-            agents,
-            attempt=chosen.attempt,
-            excluded=chosen.excluded,
-            failed=chosen.failed,
-            finished_at_s=finished_at_s,
-        )
+        self._job.pods_observed(chosen, agents, wall_s=wall_s)
 
     def decide(self, _: Now) -> Decision:
         """See ``Family``."""

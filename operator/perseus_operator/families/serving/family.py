@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from perseus_core.serving import DEFAULT_CLOCKS
@@ -46,10 +47,9 @@ class ServingFamily(Family):
         """See ``Family``."""
         restore_from_status(self.pool, status)
 
-    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
-        """See ``Family``. A pool has no end."""
-        del finished_at_s
-        self._job.pods_observed(chosen.pods, agents, excluded=chosen.excluded, failed=chosen.failed)
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
+        """See ``Family``. A pool has neither attempts nor an end."""
+        self._job.pods_observed(replace(chosen, attempt="", finished=False), agents, wall_s=wall_s)
 
     def window_reported(self, node: Node, window: EngineWindow) -> bool | None:
         """See ``Family``."""

@@ -103,16 +103,9 @@ class TrainingFamily(Family):
         now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
         restore_from_status(self.training, written, now_s=now_s, wall_s=wall_s)
 
-    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, finished_at_s: float | None) -> None:
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
         """See ``Family``."""
-        self.training.pods_observed(
-            chosen.pods,
-            agents,
-            attempt=chosen.attempt,
-            excluded=chosen.excluded,
-            failed=chosen.failed,
-            finished_at_s=finished_at_s,
-        )
+        self.training.pods_observed(chosen, agents, wall_s=wall_s)
 
     def rank_joined(self, node: Node, rank: Rank) -> None:
         """See ``Family``."""

@@ -16,7 +16,7 @@ part and ``Facts``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perseus_core.evidence import Evidence
@@ -43,7 +43,8 @@ from perseus_operator.nodes.gpu import StoredLatency
 from perseus_operator.nodes.iterations import WINDOW, History, JobIteration, Measured, summarise
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node, Rank
-from perseus_operator.objects.values import JobRef, Pod
+from perseus_operator.nodes.workloads import Selection
+from perseus_operator.objects.values import JobRef
 from perseus_operator.solving.view import FrontierView, PlannedTimes
 
 
@@ -131,21 +132,10 @@ class Training:
 
     # ------------------------------------------------------------------------------------------------- pods and agents
 
-    def pods_observed(
-        self,
-        pods: Iterable[Pod],
-        agents: Mapping[str, str],
-        *,
-        attempt: str = "",
-        excluded: Mapping[str, int] | None = None,
-        failed: Pod | None = None,
-        finished_at_s: float | None = None,
-    ) -> None:
+    def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
         """See ``Job.pods_observed``; iterations of an earlier attempt or run say nothing about another one."""
         finished = self.job.end.finished_at_s is not None
-        again = self.job.pods_observed(
-            pods, agents, attempt=attempt, excluded=excluded, failed=failed, finished_at_s=finished_at_s
-        )
+        again = self.job.pods_observed(chosen, agents, wall_s=wall_s)
         if finished and self.job.end.finished_at_s is None:
             self.result = self.result_of = None
         if again and self.history is not None:
