@@ -266,6 +266,8 @@ class Governor:
         self.lost = False
         self._busy = self._failures = 0
         self._unsure = self._held
+        if self.standing is Standing.FOREIGN:  # it is still not driven, and must not seem to be
+            state, message = Controllability.FOREIGN, "another program had set its clock before it was lost"
         self._controllable(state, message)
         self._notify(GpuNotice(GpuNoticeKind.LOST, self._uuid, False, "the GPU answers again"))
         return self.want(None)

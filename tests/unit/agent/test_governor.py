@@ -386,6 +386,18 @@ def test_a_standing_changes_as_the_table_says_and_each_change_is_told_once(bench
     assert seen == set(TRANSITIONS.values())
 
 
+def test_a_gpu_that_was_foreign_and_lost_does_not_seem_to_be_driven_when_it_answers_again(bench: Bench) -> None:
+    """Seed 105 of the simulation: its job was Ready, and the GPU at its default clocks."""
+    bench.governor.want(1200)
+    bench.observe(1200)
+    bench.observe(1305, times=STRIKES)
+    bench.governor.declare_lost("no answer")
+    bench.governor.take_back(Controllability.YES, "")
+    assert bench.governor.standing is Standing.FOREIGN
+    assert bench.governor.controllability is Controllability.FOREIGN
+    assert bench.governor.controllability_message
+
+
 def test_a_foreign_clock_that_cannot_be_read_at_the_release_is_told_of_no_longer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
