@@ -1,4 +1,4 @@
-"""The simulation by seed: how much of it a minute shows, and which defects it finds. No peer: see docs/simulation.md."""
+"""The simulation by seed: how much of it a minute shows, and which defects it finds (docs/simulation.md). No peer."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ class Promises:
         self.writes: dict[str, int] = {}
         """When each GPU was written last."""
         self._foreign = False
+        self._forged: set[str] = set()
         world.network.answered = self._accepted
         for node in world.nodes.values():
             for gpu in node.gpus:
@@ -67,6 +68,8 @@ class Promises:
         self._active.append(fault)
         self._excuse(fault)
         self._foreign |= fault.kind == "foreign lock"
+        if fault.kind == "rank forges":  # its job has what it has written
+            self._forged.add(f"job-{fault.place % len(self._world.training)}")
         if fault.kind == "journal torn":
             self._torn.add(self._node_of(fault))
 
@@ -215,7 +218,7 @@ class Promises:
     def _check_jobs(self, quiet_s: float) -> None:
         for name, uid in self._world.uids.items():
             job, training = self._world.api.jobs.get(uid), self._world.training[name]
-            if job is None or not training.ranks:
+            if job is None or not training.ranks or name in self._forged:
                 continue
             conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", ())}
             if not self._may_lock(name):
