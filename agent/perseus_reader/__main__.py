@@ -57,14 +57,14 @@ class _Page:
             try:
                 page = read_page(self._source.fetch())
                 self._writer.write(page)
-                found, pause_s = link.PageFound(self._order.key, page.engine, page.model), INTERVAL_S
+                answer, pause_s = link.PageFound(self._order.key, page.engine, page.model), INTERVAL_S
             except BadPage as error:
-                found, pause_s = link.PageFound(self._order.key, fault=_printable(str(error))), _AGAIN_S
-            if found != self._said:
-                self._said = found
-                log.info("page %d: %s", found.key, found.fault or f"{found.engine} with {found.model}")
+                answer, pause_s = link.PageFound(self._order.key, fault=_printable(str(error))), _AGAIN_S
+            if answer != self._said:
+                self._said = answer
+                log.info("page %d: %s", answer.key, answer.fault or f"{answer.engine} with {answer.model}")
                 with contextlib.suppress(OSError):
-                    self._say(found)
+                    self._say(answer)
         self._source.close()
 
 
@@ -108,7 +108,7 @@ class PageReader:
                 link.send(self._connection, link.PageFound(order.key, fault=refusal))
             return
         writer = EngineWriter(*descriptors)
-        self._pages[order.key] = _Page(order, writer, lambda found: link.send(self._connection, found))
+        self._pages[order.key] = _Page(order, writer, lambda answer: link.send(self._connection, answer))
 
 
 def _printable(text: str) -> str:

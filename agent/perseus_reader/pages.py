@@ -133,14 +133,14 @@ class Histogram:
 
     def places(self) -> dict[int, int]:
         """Return how many fell between the edges of ``TIME_EDGES_US``; each is counted at its bucket's upper edge."""
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         below = 0.0
         for edge, upto in sorted(self.upper.items()):
             place = place_of(edge) if edge < math.inf else len(TIME_EDGES_US)
             if upto > below:
-                found[place] = found.get(place, 0) + int(upto - below)
+                counts[place] = counts.get(place, 0) + int(upto - below)
             below = max(below, upto)
-        return found
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def _families(page: bytes, names: EnginePage) -> dict[str, _Samples]:
     for one in wanted:
         family, _, label = one.partition("{")
         by_family.setdefault(family, []).append((one, label))
-    found: dict[str, _Samples] = {}
+    families: dict[str, _Samples] = {}
     samples = 0
     for sample, labels, text in _lines(page, names.marker):
         for suffix in ("", "_bucket", "_sum", "_count"):
@@ -214,10 +214,10 @@ def _families(page: bytes, names: EnginePage) -> dict[str, _Samples]:
             for one, label in by_family.get(family, ()):
                 if label in labels:
                     samples += 1
-                    found.setdefault(one, []).append((suffix, labels, _value(text, sample)))
+                    families.setdefault(one, []).append((suffix, labels, _value(text, sample)))
         if samples > MOST_SAMPLES:
             raise BadPage(f"{names.engine}: the page has more than {MOST_SAMPLES:,} samples of what is read")
-    return found
+    return families
 
 
 def _lines(page: bytes, marker: str) -> Iterator[tuple[str, str, str]]:
@@ -280,12 +280,12 @@ def _share(families: Mapping[str, _Samples], name: str) -> float:
 
 
 def _histogram(families: Mapping[str, _Samples], name: str) -> Histogram:
-    found = Histogram()
+    histogram = Histogram()
     for suffix, labels, value in families.get(name, ()):
         if suffix == "_count":
-            found.count += value
+            histogram.count += value
         elif suffix == "_sum":
-            found.sum_s += value
+            histogram.sum_s += value
         elif suffix == "_bucket":
             edge = labels.partition('le="')[2].partition('"')[0]
             try:
@@ -294,5 +294,5 @@ def _histogram(families: Mapping[str, _Samples], name: str) -> Histogram:
                 raise BadPage(f"{name} has a bucket without an edge") from None
             if not upper >= 0.0:
                 raise BadPage(f"{name} has a bucket below 0")
-            found.upper[upper] = found.upper.get(upper, 0.0) + value
-    return found
+            histogram.upper[upper] = histogram.upper.get(upper, 0.0) + value
+    return histogram

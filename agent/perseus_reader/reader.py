@@ -87,8 +87,8 @@ class PageWriter:
 
 def _between(before: Mapping[int, int], after: Mapping[int, int]) -> list[int]:
     """The places at which requests were counted between two pages, each as often as it was; at most `MOST_SHARES`."""
-    found = list[int]()
+    places = list[int]()
     for place, count in after.items():
         more = count - before.get(place, 0)
-        found += [place] * max(0, min(more, MOST_SHARES - len(found)))
-    return found
+        places += [place] * max(0, min(more, MOST_SHARES - len(places)))
+    return places

@@ -78,10 +78,10 @@ def connect(
         return Session()
     try:
         origin = _choose_timing(timing, clock_us)
-        made = make_schedule(schedule)
+        instructions = make_schedule(schedule)
         if own_time is None:
-            own_time = all(instruction.kind is not InstructionKind.STEP for instruction in made)
-        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), made, own_time, tuple(joined))
+            own_time = all(instruction.kind is not InstructionKind.STEP for instruction in instructions)
+        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), instructions, own_time, tuple(joined))
         marks = make_marks(hello.schedule, clock_us)
         if origin is not Timing.GPU:
             return open_session(path, hello, marks, partial(_set_source, _SOURCES[origin]))

@@ -39,8 +39,8 @@ class _Said(NamedTuple):
     size: int | None
 
     def __str__(self) -> str:
-        of = f" of {self.size}" if self.size is not None else ""
-        return f"{self.variable} is {'not set' if self.rank is None else self.rank}{of}"
+        total = f" of {self.size}" if self.size is not None else ""
+        return f"{self.variable} is {'not set' if self.rank is None else self.rank}{total}"
 
 
 def global_rank(environment: Mapping[str, str]) -> int:
@@ -62,13 +62,17 @@ def global_rank(environment: Mapping[str, str]) -> int:
 def launched_rank(environment: Mapping[str, str]) -> int:
     """The rank by the environment alone; raises as ``global_rank`` does."""
     launchers = LAUNCHERS[:1] if _TORCHRUN in environment else LAUNCHERS
-    said = [found for names in launchers if (found := _said(environment, *names)) is not None]
+    said = [launcher for names in launchers if (launcher := _said(environment, *names)) is not None]
     if not said:
         rank = _number(environment, _RANK_ONLY)
         return 0 if rank is None else rank
-    most = max(found.size or 0 for found in said)
-    inner = [found for found in said if (found.size or 0) == most or (found.size is None and found.variable == "RANK")]
-    named = [found for found in inner if found.rank is not None]
+    most = max(launcher.size or 0 for launcher in said)
+    inner = [
+        launcher
+        for launcher in said
+        if (launcher.size or 0) == most or (launcher.size is None and launcher.variable == "RANK")
+    ]
+    named = [launcher for launcher in inner if launcher.rank is not None]
     for other in named[1:]:
         if other.rank != named[0].rank:
             raise Unsupported(f"its rank is not known: {named[0]}, but {other}; pass rank= or unset one of them")

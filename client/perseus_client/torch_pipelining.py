@@ -80,8 +80,8 @@ def schedule_csv(schedule: Any) -> str:
 
 
 def _attached(owner: Any) -> Attachment | None:
-    found = getattr(owner, _MARK, None)
-    return found if isinstance(found, Attachment) and found.active else None
+    attachment = getattr(owner, _MARK, None)
+    return attachment if isinstance(attachment, Attachment) and attachment.active else None
 
 
 def _stages(schedule: Any) -> list[Any]:
@@ -127,23 +127,23 @@ def _rank_id(schedule: Any, dp: int | None, tp: int | None) -> RankId:
     distributed = importlib.import_module("torch.distributed")
     stage = _stages(schedule)[0]
     pipeline_group = distributed.get_process_group_ranks(stage.group or distributed.group.WORLD)
-    groups, found, size = [pipeline_group], 0, 1
+    groups, rank, size = [pipeline_group], 0, 1
     for dimension, mesh in _tensor_meshes(stage):
         groups.append(distributed.get_process_group_ranks(mesh.get_group(dimension)))
-        found += size * mesh.get_local_rank(dimension)
+        rank += size * mesh.get_local_rank(dimension)
         size *= len(groups[-1])
     if dp is None:
         dp = replica_of(distributed.get_rank(), groups)
-    return RankId(dp, int(stage.group_rank), found if tp is None else tp)
+    return RankId(dp, int(stage.group_rank), rank if tp is None else tp)
 
 
 def _tensor_meshes(stage: Any) -> list[tuple[str, Any]]:
     for parameter in stage.submod.parameters():
         mesh = getattr(parameter, "device_mesh", None)
         names = getattr(mesh, "mesh_dim_names", None) or ()
-        found = [(name, mesh) for name in _TENSOR_DIMENSIONS if name in names]
-        if found:
-            return found
+        meshes = [(name, mesh) for name in _TENSOR_DIMENSIONS if name in names]
+        if meshes:
+            return meshes
     return []
 
 
@@ -151,13 +151,13 @@ def _await_schedule(attachment: Attachment, stage: Any, dp: int | None, tp: int 
     """A stage does not know its schedule, but the schedule clears its stages at the begin of a step."""
     require_names(NAME, stage, "clear_runtime_states")
     original = stage.clear_runtime_states
-    found = False
+    hooked = False
 
     def clear_runtime_states() -> None:
-        nonlocal found
-        schedule = None if found else sys._getframe(1).f_locals.get("self")
+        nonlocal hooked
+        schedule = None if hooked else sys._getframe(1).f_locals.get("self")
         if schedule is not None and attachment.active:
-            found = True
+            hooked = True
             if _attached(schedule) is None:
                 attachment.prepare(lambda: _hook_schedule(attachment, schedule, dp, tp))
         original()
@@ -301,10 +301,10 @@ class _Hooks:
             row = _cells([action])
             if not row or not self._attachment.active:
                 return function(action, context)
-            own: Schedule = [
+            actions: Schedule = [
                 (KINDS[letter], mb, self._chunks[index]) for index, letter, mb, _ in row if index in self._chunks
             ]
-            running = self._action = _CustomAction(self._session, own)
+            running = self._action = _CustomAction(self._session, actions)
             if not waits_inside:
                 running.begin()
             try:

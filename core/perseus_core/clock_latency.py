@@ -65,7 +65,9 @@ class ClockLatency(SwitchLatency):
             named, timed = 0 < one.to_mhz <= MAX_CLOCK_MHZ, 0 < one.p50_us <= MAX_LATENCY_US
             if named and timed and 0 < one.changes < _MOST_CHANGES:
                 by_target.setdefault(one.to_mhz, []).append((one.p50_us, one.changes))
-        return tuple(ClockMedian(mhz, sum(n for _, n in of), weighted_median(of)) for mhz, of in by_target.items())
+        return tuple(
+            ClockMedian(mhz, sum(n for _, n in medians), weighted_median(medians)) for mhz, medians in by_target.items()
+        )
 
 
 def weighted_median(values: Iterable[tuple[int, int]]) -> int:

@@ -104,18 +104,18 @@ class Evidence:
 
 def combine(ranks: Iterable[Evidence | None]) -> Evidence | None:
     """Combine what ranks reported of the same iteration; None: none reported anything."""
-    known = [rank for rank in ranks if rank is not None]
-    if not known:
+    reported = [rank for rank in ranks if rank is not None]
+    if not reported:
         return None
     return Evidence(
-        marks=_worst(BEST_MARKS_FIRST, (rank.marks for rank in known)),
-        control=_worst(tuple(ClockControl), (rank.control for rank in known)),
-        lead_us=_of(max, (rank.lead_us for rank in known)),
-        below_us=_of(sum, (rank.below_us for rank in known)),
-        above_us=_of(sum, (rank.above_us for rank in known)),
-        computing_us=sum(rank.computing_us for rank in known),
-        clock_mhz=_of(min, (rank.clock_mhz for rank in known)),
-        limited_mhz=_of(min, (rank.limited_mhz for rank in known)),
+        marks=_worst(BEST_MARKS_FIRST, (rank.marks for rank in reported)),
+        control=_worst(tuple(ClockControl), (rank.control for rank in reported)),
+        lead_us=_of(max, (rank.lead_us for rank in reported)),
+        below_us=_of(sum, (rank.below_us for rank in reported)),
+        above_us=_of(sum, (rank.above_us for rank in reported)),
+        computing_us=sum(rank.computing_us for rank in reported),
+        clock_mhz=_of(min, (rank.clock_mhz for rank in reported)),
+        limited_mhz=_of(min, (rank.limited_mhz for rank in reported)),
     )
 
 
@@ -124,17 +124,17 @@ def summarise(iterations: Iterable[Evidence | None]) -> Evidence:
 
     A power limit counts if it held clocks in more than half of them.
     """
-    known = [iteration for iteration in iterations if iteration is not None]
-    limited = [iteration.limited_mhz for iteration in known if iteration.limited_mhz is not None]
+    reported = [iteration for iteration in iterations if iteration is not None]
+    limited = [iteration.limited_mhz for iteration in reported if iteration.limited_mhz is not None]
     return Evidence(
-        marks=_most([iteration.marks for iteration in known if iteration.marks is not None]),
-        control=_most([iteration.control for iteration in known if iteration.control is not None]),
-        lead_us=_of(_median, (iteration.lead_us for iteration in known)),
-        below_us=_of(sum, (iteration.below_us for iteration in known)),
-        above_us=_of(sum, (iteration.above_us for iteration in known)),
-        computing_us=sum(iteration.computing_us for iteration in known),
-        clock_mhz=_of(_median, (iteration.clock_mhz for iteration in known)),
-        limited_mhz=_median(limited) if 2 * len(limited) > len(known) else None,
+        marks=_most([iteration.marks for iteration in reported if iteration.marks is not None]),
+        control=_most([iteration.control for iteration in reported if iteration.control is not None]),
+        lead_us=_of(_median, (iteration.lead_us for iteration in reported)),
+        below_us=_of(sum, (iteration.below_us for iteration in reported)),
+        above_us=_of(sum, (iteration.above_us for iteration in reported)),
+        computing_us=sum(iteration.computing_us for iteration in reported),
+        clock_mhz=_of(_median, (iteration.clock_mhz for iteration in reported)),
+        limited_mhz=_median(limited) if 2 * len(limited) > len(reported) else None,
     )
 
 
@@ -142,18 +142,18 @@ def _share(part_us: int | None, whole_us: int) -> float | None:
     return None if part_us is None or whole_us <= 0 else part_us / whole_us
 
 
-def _worst(order: Sequence[T], found: Iterable[T | None]) -> T | None:
-    places = [order.index(one) for one in found if one is not None]
+def _worst(order: Sequence[T], words: Iterable[T | None]) -> T | None:
+    places = [order.index(one) for one in words if one is not None]
     return order[max(places)] if places else None
 
 
-def _most(found: list[T]) -> T | None:
-    return Counter(found).most_common(1)[0][0] if found else None
+def _most(words: list[T]) -> T | None:
+    return Counter(words).most_common(1)[0][0] if words else None
 
 
 def _of(function: Callable[[list[int]], int], figures: Iterable[int | None]) -> int | None:
-    known = [figure for figure in figures if figure is not None]
-    return function(known) if known else None
+    reported = [figure for figure in figures if figure is not None]
+    return function(reported) if reported else None
 
 
 def _median(figures: list[int]) -> int:

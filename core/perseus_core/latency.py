@@ -119,7 +119,9 @@ def by_clock(
     Returns:
         By clock, of those with `ENOUGH_OF_CLOCK` changes: the distribution of the next one's latency.
     """
-    frequent = {mhz: of for mhz, of in medians_us.items() if of[0] >= ENOUGH_OF_CLOCK and of[1] > 0}
+    frequent = {
+        mhz: measured for mhz, measured in medians_us.items() if measured[0] >= ENOUGH_OF_CLOCK and measured[1] > 0
+    }
     if not frequent or latency.sigma <= 0:
         return {}
     effect = {mhz: n / (n + 1) * math.log(median_us / latency.p50_us) for mhz, (n, median_us) in frequent.items()}

@@ -123,27 +123,30 @@ class Offer:
 
     def _serve(self, stop: threading.Event, offered: Callable[[], None]) -> str:
         """Return why the resource could not be offered; empty: it was, and has to be offered again."""
-        own, theirs, plugin = self.kubelet / self.endpoint, self.kubelet / "kubelet.sock", self.make()
+        socket_path, theirs, plugin = self.kubelet / self.endpoint, self.kubelet / "kubelet.sock", self.make()
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="device-plugin") as threads:
             server = grpc.server(threads)
             stubs.add_DevicePluginServicer_to_server(plugin, server)
             try:
-                own.unlink(missing_ok=True)
-                server.add_insecure_port(f"unix:{own}")
+                socket_path.unlink(missing_ok=True)
+                server.add_insecure_port(f"unix:{socket_path}")
                 server.start()
-                known = _file(own), _file(theirs)  # before it registers: a kubelet that starts meanwhile is another
+                before = (
+                    _file(socket_path),
+                    _file(theirs),
+                )  # before it registers: a kubelet that starts meanwhile is another
                 if problem := _register(theirs, self.endpoint, self.resource):
                     return problem
                 offered()
                 unwatched_s = 0.0
                 while not stop.wait(CHECK_S):
                     unwatched_s = 0.0 if plugin.watched else unwatched_s + CHECK_S
-                    now = _file(own), _file(theirs)
-                    if now[0] != known[0] or now[1] not in (known[1], None) or unwatched_s >= UNWATCHED_S:
+                    now = _file(socket_path), _file(theirs)
+                    if now[0] != before[0] or now[1] not in (before[1], None) or unwatched_s >= UNWATCHED_S:
                         break
                     self.beat()
             except (OSError, RuntimeError) as error:
-                return f"{own}: {error}"
+                return f"{socket_path}: {error}"
             finally:
                 plugin.stop()
                 server.stop(0).wait()
@@ -153,10 +156,10 @@ class Offer:
 def _file(path: Path) -> tuple[int, int] | None:
     """Which file is at a path; None: there is none. The time tells files apart that got the same inode."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns
+    return status.st_ino, status.st_ctime_ns
 
 
 def _register(kubelet: Path, endpoint: str, resource: str) -> str:

@@ -57,8 +57,8 @@ def receive(
             chunk = connection.recv(wanted)
         else:
             # CLOEXEC at once: a training process may fork and exec in another thread at any moment.
-            chunk, found, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
-            for _, _, data in found:
+            chunk, ancillary, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+            for _, _, data in ancillary:
                 descriptors.extend(array.array("i", data[: len(data) - len(data) % 4]))
         if not chunk:
             raise ConnectionResetError("the other side hung up")

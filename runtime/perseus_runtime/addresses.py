@@ -55,15 +55,15 @@ def parse_url(url: str) -> WebAddress:
             URL, which may hold a secret.
     """
     rule = "must be http:// or https:// and a host, with or without port and path; no user, password, query or fragment"
-    found = _URL.fullmatch(url)
-    if found is None:
+    parts = _URL.fullmatch(url)
+    if parts is None:
         raise ValueError(rule)
-    host, port = found["host"].strip("[]"), found["port"]
-    if found["host"].startswith("["):
+    host, port = parts["host"].strip("[]"), parts["port"]
+    if parts["host"].startswith("["):
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
             raise ValueError(rule) from None
     if port is not None and not 0 < int(port) <= 65_535:
         raise ValueError(f"{rule}; a port is from 1 to 65535")
-    return WebAddress(found["scheme"].lower(), host, int(port) if port else None, (found["path"] or "").rstrip("/"))
+    return WebAddress(parts["scheme"].lower(), host, int(port) if port else None, (parts["path"] or "").rstrip("/"))

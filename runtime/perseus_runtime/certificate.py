@@ -21,10 +21,10 @@ def end_of(pem: bytes) -> datetime:
     Raises:
         ValueError: it has no certificate, or one that cannot be read.
     """
-    found = _FIRST.search(pem)
-    if found is None:
+    block = _FIRST.search(pem)
+    if block is None:
         raise ValueError("there is no certificate in PEM")
-    der = base64.b64decode(found[1])
+    der = base64.b64decode(block[1])
     try:
         at = _element(der, _element(der, 0)[1])[1]  # into the certificate, and into what is signed of it
         if der[at] == _VERSION:

@@ -33,11 +33,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as `argparse` does; what is left over is an error here, where this command's options are known."""
-        found, rest = super().parse_known_args(args, namespace)
+        options, rest = super().parse_known_args(args, namespace)
         if rest:
             options = [option for action in self._actions for option in action.option_strings]
             self.error(f"{rest[0]} is not an option of it" + _meant(rest[0].partition("=")[0], options))
-        return found, rest
+        return options, rest
 
 
 def _meant(given: str, choices: Sequence[str]) -> str:

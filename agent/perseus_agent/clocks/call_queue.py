@@ -143,11 +143,11 @@ class CallTurns:
         not been woken by then."""
         with self._lock:
             before = self._queue.holder
-            own = self._queue.ask(gpu, gain_mhz, _now_us(), urgent=urgent)
+            is_turn = self._queue.ask(gpu, gain_mhz, _now_us(), urgent=urgent)
             following, ends_s = self._queue.holder, s_from_us(self._queue.ends_us)
         if following is not None and following not in (before, gpu):
             self._wake(following)
-        return None if own else ends_s
+        return None if is_turn else ends_s
 
     def leave(self, gpu: str) -> None:
         """End a turn, or stop waiting for one, and wake the next."""

@@ -95,8 +95,8 @@ class ClockLine:
             try:
                 next(steps)
             except StopIteration as done:
-                found: tuple[ClockLine, list[float]] = done.value
-                return found
+                line: tuple[ClockLine, list[float]] = done.value
+                return line
 
     def asked_steps(self, leads: Leads, places_us: Sequence[float]) -> StepsOf[tuple[ClockLine, list[float]]]:
         """As ``asked``, in steps. The line must not change meanwhile."""

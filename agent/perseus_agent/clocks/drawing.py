@@ -66,10 +66,10 @@ def draw(plans: Sequence[Planned | None], patterns: Sequence[Pattern | None], sh
     assert shown_for.lead is not None
     line, places_us, origin_us = ClockLine(), array("d"), 0
     parts_us: dict[tuple[Pattern, int], list[int]] = {}  # of patterns that come twice
-    for plan, pattern, following, known in zip(plans, patterns, plans[1:], patterns[1:], strict=False):
+    for plan, pattern, following, next_pattern in zip(plans, patterns, plans[1:], patterns[1:], strict=False):
         if plan is None or pattern is None:
             break
-        next_mhz = highest_mhz(following) if following is None or known is None else following.clocks_mhz[0]
+        next_mhz = highest_mhz(following) if following is None or next_pattern is None else following.clocks_mhz[0]
         for first in range(0, len(plan.clocks_mhz), _PART):
             offsets_us = parts_us.get((pattern, first)) or pattern.places_us(2 * first, 2 * (first + _PART))
             parts_us[pattern, first] = offsets_us

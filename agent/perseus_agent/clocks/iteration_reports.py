@@ -170,10 +170,10 @@ class IterationReports:
             return None
         for at in range(0, len(moments), _PART):
             yield
-            found = self.meter.at(moments[at : at + _PART])
-            if found is None:
+            part_mj = self.meter.at(moments[at : at + _PART])
+            if part_mj is None:
                 return None
-            levels += found
+            levels += part_mj
         yield
         if len(moments) > 2:
             self._energies.add(key, list(map(sub, levels[2:-1:2], levels[1:-1:2])))

@@ -146,8 +146,8 @@ class LatencyMeter:
         ordered = sorted(self._of_transition.items(), key=lambda item: -self._counts[item[0]])
         return tuple(
             Transition(*key, self._counts[key], quantiles.p50_us, quantiles.p99_us)
-            for key, of in ordered
-            if self._counts[key] and (quantiles := _quantiles_of(of, self._published))
+            for key, changes in ordered
+            if self._counts[key] and (quantiles := _quantiles_of(changes, self._published))
         )
 
     def described(self) -> ClockLatency:
@@ -285,12 +285,12 @@ class LatencyMeter:
         How much changes scatter is known better from many GPUs than from one.
         """
         seen: dict[int, list[_Seen]] = {}
-        for (_, mhz), of in self._of_transition.items():
-            seen.setdefault(mhz, []).extend(of)
+        for (_, mhz), changes in self._of_transition.items():
+            seen.setdefault(mhz, []).extend(changes)
         medians_us = {
-            mhz: (found.values, max(found.p50_us, self.calls.p50_us))
-            for mhz, of in seen.items()
-            if (found := _quantiles_of(of, self._published)) and 2 * found.values > len(of)
+            mhz: (quantiles.values, max(quantiles.p50_us, self.calls.p50_us))
+            for mhz, changes in seen.items()
+            if (quantiles := _quantiles_of(changes, self._published)) and 2 * quantiles.values > len(changes)
         }
         return {**(by_clock(self.switch, medians_us) if self.enough else {}), **corrected(self._given, medians_us)}
 
@@ -309,12 +309,12 @@ def _quantiles_of(seen: Sequence[_Seen], published: SwitchLatency) -> Quantiles 
     """
     if not seen:
         return None
-    ordered, remaining, found = sorted(seen), 1.0, list[int]()
+    ordered, remaining, reached_us = sorted(seen), 1.0, list[int]()
     for number, (us, longer) in enumerate(ordered):
         if not longer:
             remaining *= 1 - 1 / (len(ordered) - number)
-            while len(found) < len(_REMAINING) and remaining < _REMAINING[len(found)]:
-                found.append(us)
+            while len(reached_us) < len(_REMAINING) and remaining < _REMAINING[len(reached_us)]:
+                reached_us.append(us)
     unseen = [max(ordered[-1].us, latency_us) for latency_us in (published.p50_us, published.p99_us)]
-    p50_us, p99_us = (*found, *unseen[len(found) :])
+    p50_us, p99_us = (*reached_us, *unseen[len(reached_us) :])
     return Quantiles(p50_us, p99_us, sum(not longer for _, longer in ordered))

@@ -40,9 +40,9 @@ class Lead(NamedTuple):
 
     def of_clock(self, latency: SwitchLatency) -> Earlier:
         """What a clock differs by whose latency is known; all else is as here."""
-        own = Lead.of(latency)
+        lead = Lead.of(latency)
         return Earlier(
-            own.median_us + own.deviation_us - self.raise_us(0), own.median_us - own.deviation_us - self.lower_us(0)
+            lead.median_us + lead.deviation_us - self.raise_us(0), lead.median_us - lead.deviation_us - self.lower_us(0)
         )
 
     @classmethod

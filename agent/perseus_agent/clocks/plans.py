@@ -174,8 +174,8 @@ class JobPlans:
 
     def _find(self, plan_id: str) -> PlanSet:
         snapshot = self._snapshot
-        known = [choice.plan_set for timeline in snapshot.timelines.values() for choice in timeline]
-        for plan_set in ([snapshot.plan_set] if snapshot.plan_set else []) + known:
+        followed = [choice.plan_set for timeline in snapshot.timelines.values() for choice in timeline]
+        for plan_set in ([snapshot.plan_set] if snapshot.plan_set else []) + followed:
             if plan_set.plan_id == plan_id:
                 return plan_set
         raise UnknownPlan(f"plan_id: {plan_id!r} is not stored here; push it first")

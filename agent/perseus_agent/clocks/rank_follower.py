@@ -210,8 +210,8 @@ class RankFollower(Follower):
         has closed no more: where that is not trusted, use ``collect_part``."""
         finished, more = self.collect_part(writes)
         while more:
-            found, more = self.collect_part(writes)
-            finished += found
+            part, more = self.collect_part(writes)
+            finished += part
         return finished
 
     def collect_part(self, writes: int, now_us: int | None = None) -> tuple[list[Finished], bool]:
@@ -268,8 +268,8 @@ class RankFollower(Follower):
         self.channel.skip_rings_from(0)
         finished: list[Finished] = []
         for _ in range(LEAVE_PARTS if self._count <= LEAVE_INSTRUCTIONS else 0):
-            found, more = self.collect_part(writes, now_us)
-            finished += found
+            part, more = self.collect_part(writes, now_us)
+            finished += part
             if not more:
                 break
         if self._open is not None:

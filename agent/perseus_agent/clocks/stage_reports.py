@@ -32,11 +32,11 @@ def combine(events: Iterable[Event]) -> list[Event]:
         if not isinstance(event, IterationReport) or (key := _key(event)) is None:
             ordered.append(event)
             continue
-        own = together.get(key)
-        if own is None or any(event.rank_id == other.rank_id for other in own):  # twice: it has started again
-            own = together[key] = []
-            ordered.append(own)
-        own.append(event)
+        reports = together.get(key)
+        if reports is None or any(event.rank_id == other.rank_id for other in reports):  # twice: it has started again
+            reports = together[key] = []
+            ordered.append(reports)
+        reports.append(event)
     return [_combined(event) if isinstance(event, list) else event for event in ordered]
 
 

@@ -155,15 +155,15 @@ class NvmlDevices:
 
     def _found(self) -> list[NvmlDevice]:
         """The GPUs that answer. One that does not return its UUID is left out: it cannot be addressed."""
-        found = []
+        devices = []
         for index in range(_translate("device count", pynvml.nvmlDeviceGetCount)):
             try:
                 handle = _translate(f"GPU {index}", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
                 uuid: str = _translate(f"GPU {index}", partial(pynvml.nvmlDeviceGetUUID, handle))
-                found.append(NvmlDevice(self, uuid, index))
+                devices.append(NvmlDevice(self, uuid, index))
             except DeviceError as error:
                 log.error("GPU %d is left out: %s", index, error)
-        return found
+        return devices
 
 
 class NvmlDevice:

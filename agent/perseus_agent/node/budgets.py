@@ -124,10 +124,10 @@ class Budgets:
         """
         budget, others = self._rivals(use.pod_uid)
         others = [other for other in others if other is not use and other.bytes]
-        own = [other for other in others if other.pod_uid == use.pod_uid]
-        if len(own) >= budget.sessions_of_pod:
+        of_pod = [other for other in others if other.pod_uid == use.pod_uid]
+        if len(of_pod) >= budget.sessions_of_pod:
             raise OverBudget(f"a pod may have {budget.sessions_of_pod} processes connected")
-        if sum(other.bytes for other in own) + size > budget.pod_bytes:
+        if sum(other.bytes for other in of_pod) + size > budget.pod_bytes:
             raise OverBudget(f"the schedules of a pod may take {budget.pod_bytes} bytes")
         self._use(use.pod_uid, size, budget)
         displaced: list[ConnectionUse] = []
@@ -158,8 +158,8 @@ class Budgets:
     def _rivals(self, pod_uid: str) -> tuple[Budget, list[ConnectionUse]]:
         """The budget of a pod, and all connections that live on the same one."""
         leased = self._is_leased(pod_uid)
-        known = {uid: self._is_leased(uid) for uid in {use.pod_uid for use in self._uses}}
-        return LEASED if leased else WAITING, [use for use in self._uses if known[use.pod_uid] is leased]
+        leased_pods = {uid: self._is_leased(uid) for uid in {use.pod_uid for use in self._uses}}
+        return LEASED if leased else WAITING, [use for use in self._uses if leased_pods[use.pod_uid] is leased]
 
     def _use(self, pod_uid: str, size: int, budget: Budget) -> None:
         if self._used.by(pod_uid, budget.pod_bytes_per_s) + size > budget.pod_bytes:

@@ -73,20 +73,21 @@ class LeaseClocks:
         """Let go what a lease that was acquired anew does not name any more."""
         pods = lease.pods if lease.clock.mhz else {}
         self._let_go(
-            lambda _, of: of.job_uid == lease.job_uid and of.pod_uid not in pods, "the lease asks for no clock any more"
+            lambda _, holder: holder.job_uid == lease.job_uid and holder.pod_uid not in pods,
+            "the lease asks for no clock any more",
         )
 
     def ended(self, job_uid: str, reason: str) -> dict[str, Future[bool]]:
         """Let go everything of a lease. Returns for each GPU whether it is back at its default clocks."""
-        return self._let_go(lambda _, of: of.job_uid == job_uid, reason)
+        return self._let_go(lambda _, holder: holder.job_uid == job_uid, reason)
 
     def view(self, lease: JobLease) -> tuple[LeasedGpu, ...]:
         """The GPUs of a lease; nothing before the kubelet has been asked."""
-        held = [self._view(uuid, of) for uuid, of in self._holders.items() if of.job_uid == lease.job_uid]
+        held = [self._view(uuid, holder) for uuid, holder in self._holders.items() if holder.job_uid == lease.job_uid]
         lacking = [
-            LeasedGpu(device, of.pod_uid, 0, why)
-            for of, problems in self._problems.items()
-            if of.job_uid == lease.job_uid
+            LeasedGpu(device, holder.pod_uid, 0, why)
+            for holder, problems in self._problems.items()
+            if holder.job_uid == lease.job_uid
             for device, why in problems.items()
         ]
         return (*held, *lacking)
@@ -103,10 +104,10 @@ class LeaseClocks:
                 problems[uuid] = "the driver does not show it on this node"
             elif mhz not in worker.device.identity.supported_clocks_mhz:
                 problems[uuid] = f"{mhz} MHz is not a clock that it supports"
-        own = [uuid for uuid in given if uuid not in problems]
-        self._let_go(lambda uuid, of: of == holder and uuid not in own, "the GPU left the lease")
+        drivable = [uuid for uuid in given if uuid not in problems]
+        self._let_go(lambda uuid, other: other == holder and uuid not in drivable, "the GPU left the lease")
         self._problems[holder] = problems
-        for uuid in own:
+        for uuid in drivable:
             worker = self._workers[uuid]
             held = self._holders.get(uuid) == holder and worker.governor.resting_mhz == mhz
             self._holders[uuid] = holder
@@ -118,17 +119,17 @@ class LeaseClocks:
         if holder not in self._holders.values():
             self._problems[holder] = {"": why}
 
-    def _view(self, uuid: str, of: _Holder) -> LeasedGpu:
+    def _view(self, uuid: str, holder: _Holder) -> LeasedGpu:
         governor = self._workers[uuid].governor
         as_wanted = governor.applied == governor.resting_mhz
         hopeful = not governor.probed or governor.controllability is Controllability.YES
         why = "" if as_wanted or hopeful else governor.controllability_message
-        return LeasedGpu(uuid, of.pod_uid, governor.applied or 0, why)
+        return LeasedGpu(uuid, holder.pod_uid, governor.applied or 0, why)
 
     def _let_go(self, gone: Callable[[str, _Holder], bool], reason: str) -> dict[str, Future[bool]]:
         """Return the GPUs of which this is true to their default clocks, and forget what was wrong with their pods."""
-        uuids = [uuid for uuid, of in self._holders.items() if gone(uuid, of)]
+        uuids = [uuid for uuid, holder in self._holders.items() if gone(uuid, holder)]
         for uuid in uuids:
             del self._holders[uuid]
-        self._problems = {of: found for of, found in self._problems.items() if not gone("", of)}
+        self._problems = {holder: problems for holder, problems in self._problems.items() if not gone("", holder)}
         return {uuid: self._workers[uuid].rest_at_default(reason) for uuid in uuids}

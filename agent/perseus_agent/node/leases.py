@@ -271,12 +271,12 @@ class LeaseTable:
 
     def pages(self, *, but: Container[str]) -> dict[str, PageAddress]:
         """The metrics pages that leases name, by the UID of the pod, but of these pods."""
-        now_s, found = self._clock(), dict[str, PageAddress]()
+        now_s, pages = self._clock(), dict[str, PageAddress]()
         for lease in self._jobs.values():
             if lease.orders is not None and lease.expires_s > now_s:
-                own = lease.orders.pages.items()
-                found |= {uid: page for uid, page in own if uid in lease.pods and uid not in but}
-        return found
+                ordered = lease.orders.pages.items()
+                pages |= {uid: page for uid, page in ordered if uid in lease.pods and uid not in but}
+        return pages
 
     def view(self, lease: JobLease, *, ranks: int, gpus: tuple[LeasedGpu, ...], faults: Mapping[str, str]) -> LeaseView:
         """A lease with the number of its ranks and the GPUs at its clock, as it is reported.
@@ -315,9 +315,9 @@ class LeaseTable:
         """
         wanted = lease.plans.memory_bytes_with(plan_set)
         others = [other for other in self._jobs.values() if other is not lease]
-        own = sum(other.plans.memory_bytes for other in others if other.namespace == lease.namespace)
+        of_namespace = sum(other.plans.memory_bytes for other in others if other.namespace == lease.namespace)
         for name, limit, stored in (
-            (f"the plan sets of namespace {lease.namespace}", NAMESPACE_PLAN_BYTES, own),
+            (f"the plan sets of namespace {lease.namespace}", NAMESPACE_PLAN_BYTES, of_namespace),
             ("the plan sets of this node", MAX_PLAN_BYTES, sum(other.plans.memory_bytes for other in others)),
         ):
             if stored + wanted > limit:

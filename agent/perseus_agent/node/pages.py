@@ -142,9 +142,9 @@ class PageLink:
             if page.over or again or wanted.get(page.pod_uid) != page.address:
                 link.send(connection, link.ReadPage(key))
                 self._end(key)
-        known = {page.pod_uid for page in self._pages.values()}
+        read_pods = {page.pod_uid for page in self._pages.values()}
         for pod_uid, address in wanted.items():
-            if pod_uid not in known:
+            if pod_uid not in read_pods:
                 self._key += 1
                 memory = EngineReader.create()
                 self._pages[self._key] = _Page(pod_uid, address, memory)
@@ -154,22 +154,22 @@ class PageLink:
         self._faults = {pod_uid: why for pod_uid, why in self._faults.items() if pod_uid in wanted}
         self._node.page_faults = dict(self._faults)
 
-    def _found(self, found: link.PageFound) -> None:
-        page = self._pages.get(found.key)
+    def _found(self, answer: link.PageFound) -> None:
+        page = self._pages.get(answer.key)
         if page is None:
             return  # it was said of a page that is no longer wanted
-        if found.fault:
-            log.warning("a page cannot be read: %s", found.fault, extra={"pod": page.pod_uid})
-            self._fault(page.pod_uid, found.fault)
+        if answer.fault:
+            log.warning("a page cannot be read: %s", answer.fault, extra={"pod": page.pod_uid})
+            self._fault(page.pod_uid, answer.fault)
             if page.session is not None:  # its memory goes with it, and the page is asked for anew
                 self._node.leave(page.session)
                 page.session, page.over = None, True
             return
         if page.session is None and not page.over and not page.refused_s:
-            self._admit(page, found)
+            self._admit(page, answer)
 
-    def _admit(self, page: _Page, found: link.PageFound) -> None:
-        hello = EngineHello(found.engine, _UNKNOWN, found.model or _UNKNOWN, "")
+    def _admit(self, page: _Page, answer: link.PageFound) -> None:
+        hello = EngineHello(answer.engine, _UNKNOWN, answer.model or _UNKNOWN, "")
         peer = Peer(0, 0, 0, PodProcess(page.pod_uid, None), None)
         session = PageSession(peer, hello, page.memory, lambda: None)
         try:

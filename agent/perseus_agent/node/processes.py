@@ -83,7 +83,7 @@ class Session(ABC):
         return self.peer.process.pod_uid
 
     @abstractmethod
-    def choose(self, allocation: Allocation | None, known: Container[str]) -> tuple[str, ...]:
+    def choose(self, allocation: Allocation | None, uuids: Container[str]) -> tuple[str, ...]:
         """The UUIDs of the GPUs that it drives, as ``choose_gpu`` finds one."""
 
     @abstractmethod
@@ -139,8 +139,8 @@ class TrainingSession(Session):
         """Pod and rank: a later process with the same key replaces this one."""
         return self.pod_uid, self.hello.rank
 
-    def choose(self, allocation: Allocation | None, known: Container[str]) -> tuple[str, ...]:
-        return (choose_gpu(allocation, self.hello.gpu_hint, known),)
+    def choose(self, allocation: Allocation | None, uuids: Container[str]) -> tuple[str, ...]:
+        return (choose_gpu(allocation, self.hello.gpu_hint, uuids),)
 
     def replaces(self, other: Session) -> bool:
         return isinstance(other, TrainingSession) and other.key == self.key
@@ -196,12 +196,12 @@ class ServingSession(Session):
             return self._instance.engine
         return ServingEngine("", self.pod_uid, self.peer.pid, self.hello, ())
 
-    def choose(self, allocation: Allocation | None, known: Container[str]) -> tuple[str, ...]:
+    def choose(self, allocation: Allocation | None, uuids: Container[str]) -> tuple[str, ...]:
         if allocation is not None:
             for device, why in allocation.undrivable.items():
                 raise PeerRefused(f"{device} is {why.value}", Reason.GPU_SHARED)
-        own = allocation.gpu_uuids if allocation is not None else ()
-        return tuple(choose_gpu(allocation, uuid, known) for uuid in own or ("",))
+        allocated = allocation.gpu_uuids if allocation is not None else ()
+        return tuple(choose_gpu(allocation, uuid, uuids) for uuid in allocated or ("",))
 
     def replaces(self, other: Session) -> bool:
         # A container starts its engine again when the one before it has ended.
@@ -270,8 +270,8 @@ class Sessions:
 
     def ranks(self, job_uid: str | None = None) -> list[TrainingSession]:
         """Those of ranks; with a job, those that are ranks of it."""
-        found = self._all if job_uid is None else self.bound(job_uid)
-        return [one for one in found if isinstance(one, TrainingSession)]
+        sessions = self._all if job_uid is None else self.bound(job_uid)
+        return [one for one in sessions if isinstance(one, TrainingSession)]
 
     def engines(self) -> list[ServingSession]:
         """Those of engines."""
@@ -309,34 +309,36 @@ def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -
     return allocation.of_container(name)
 
 
-def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) -> str:
+def choose_gpu(allocation: Allocation | None, hint: str, uuids: Container[str]) -> str:
     """The UUID of the GPU that a process drives.
 
     Args:
         allocation: what the kubelet gave to its container; None if it knows no such pod.
         hint: the GPU that the process reported in its hello, or empty.
-        known: the GPUs that the driver shows on this node.
+        uuids: of the GPUs that the driver shows on this node.
 
     Raises:
         PeerRefused: there is none, or none that may be driven.
     """
     if allocation is None:
         raise PeerRefused("the kubelet gave this pod no devices", Reason.NO_GPU)
-    own = allocation.gpu_uuids
-    if hint and hint not in own:
+    allocated = allocation.gpu_uuids
+    if hint and hint not in allocated:
         if hint in allocation.undrivable:
             raise PeerRefused(f"{hint} is {allocation.undrivable[hint].value}", Reason.GPU_SHARED)
         others = "".join(f"; {device} is {why.value}" for device, why in [*allocation.undrivable.items()][:1])
         raise PeerRefused(f"{hint} is not a GPU of this container{others}", Reason.GPU_NOT_OWNED)
-    if not hint and len(own) > 1:
-        raise PeerRefused(f"the container holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
-    if not own and allocation.undrivable:
+    if not hint and len(allocated) > 1:
+        raise PeerRefused(
+            f"the container holds {len(allocated)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS
+        )
+    if not allocated and allocation.undrivable:
         device, why = next(iter(allocation.undrivable.items()))
         raise PeerRefused(f"{device} is {why.value}", Reason.GPU_SHARED)
-    if not own:
+    if not allocated:
         raise PeerRefused("the container holds no GPU", Reason.NO_GPU)
-    chosen = hint or own[0]
-    if chosen not in known:
+    chosen = hint or allocated[0]
+    if chosen not in uuids:
         raise PeerRefused(f"the driver does not show {chosen} on this node", Reason.NO_GPU)
     return chosen
 

@@ -48,10 +48,10 @@ class GpuNames:
     @classmethod
     def of_node(cls, gpus: Iterable[DeviceIdentity]) -> Self:
         """As NVML numbers them."""
-        known = list(gpus)
+        identities = list(gpus)
         return cls(
-            {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in known if gpu.minor_number is not None},
-            {f"gpu-{gpu.nvml_index}": gpu.uuid for gpu in known if gpu.nvml_index is not None},
+            {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in identities if gpu.minor_number is not None},
+            {f"gpu-{gpu.nvml_index}": gpu.uuid for gpu in identities if gpu.nvml_index is not None},
         )
 
     def of_plugin(self, resource_name: str, device_id: str) -> str | Undrivable:

@@ -107,10 +107,10 @@ def parse_cgroup(text: str) -> PodProcess:
         _, _, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
         segments = re.split("[/:]", path)
         for position, segment in enumerate(segments):
-            found = _POD.fullmatch(segment)
-            if found is None:
+            pod = _POD.fullmatch(segment)
+            if pod is None:
                 continue
-            pods.add((found["cgroupfs"] or found["systemd"]).replace("_", "-"))
+            pods.add((pod["cgroupfs"] or pod["systemd"]).replace("_", "-"))
             for inner in segments[position + 1 :]:
                 container = _CONTAINER.fullmatch(inner)
                 if container is not None:

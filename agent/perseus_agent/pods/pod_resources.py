@@ -54,9 +54,9 @@ class Allocation:
 
     def of_container(self, name: str) -> Allocation:
         """What one container of the pod holds."""
-        own = self.containers.get(name, frozenset())
-        undrivable = {device: why for device, why in self.undrivable.items() if device in own}
-        return Allocation(tuple(uuid for uuid in self.gpu_uuids if uuid in own), undrivable)
+        devices = self.containers.get(name, frozenset())
+        undrivable = {device: why for device, why in self.undrivable.items() if device in devices}
+        return Allocation(tuple(uuid for uuid in self.gpu_uuids if uuid in devices), undrivable)
 
 
 class PodResources:
@@ -108,11 +108,11 @@ class PodResources:
                 self._asked_s = now_s
                 self._query(now_s)
             current = self._answered_s is not None and self._answered_s == self._asked_s
-            found = self._allocations(published).get((namespace, name))
+            allocation = self._allocations(published).get((namespace, name))
             if current or (
-                found is not None and self._answered_s is not None and now_s - self._answered_s <= STALE_AFTER_S
+                allocation is not None and self._answered_s is not None and now_s - self._answered_s <= STALE_AFTER_S
             ):
-                return found
+                return allocation
         raise KubeletUnavailable(f"the devices of pod {namespace}/{name} are unknown: the kubelet: {self._problem}")
 
     def close(self) -> None:
@@ -161,8 +161,8 @@ def _allocations(
                         device_id = f"{device.pool_name}/{device.device_name}"
                         devices[device_id] = names.of_dra(device.device_name, published.get(device_id))
             of_pod.update(devices)
-            own = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
-            owned.setdefault((pod.namespace, pod.name), {})[container.name] = own
+            container_devices = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
+            owned.setdefault((pod.namespace, pod.name), {})[container.name] = container_devices
     # A claim may be shared between pods, and then so is its GPU; two may also hold one GPU under two names.
     holders = Counter(gpu for devices in held.values() for gpu in {*devices.values()} if isinstance(gpu, str))
     allocations = {}

@@ -48,11 +48,11 @@ def decode_orders(request: messages.OrderEnginesRequest) -> EngineOrders:
 
 
 def _pages(messages_: Sequence[messages.EnginePage]) -> dict[str, PageAddress]:
-    found: dict[str, PageAddress] = {}
+    pages: dict[str, PageAddress] = {}
     if len(messages_) > MAX_PODS:
         raise InvalidRequest(f"pages: must name at most {MAX_PODS} pods")
     for page in messages_:
-        if not page.pod_uid or page.pod_uid in found:
+        if not page.pod_uid or page.pod_uid in pages:
             raise InvalidRequest("pages.pod_uid: must name a pod, and none twice")
         if not is_address(page.host):
             raise InvalidRequest("pages.host: must be an IP address")
@@ -60,8 +60,8 @@ def _pages(messages_: Sequence[messages.EnginePage]) -> dict[str, PageAddress]:
             ReadPage(0, page.host, page.port, page.path)
         except ChannelError as error:
             raise InvalidRequest(f"pages.{error}") from None
-        found[page.pod_uid] = PageAddress(page.host, page.port, page.path)
-    return found
+        pages[page.pod_uid] = PageAddress(page.host, page.port, page.path)
+    return pages
 
 
 def _table(message: messages.ClockTable) -> ClockTable:

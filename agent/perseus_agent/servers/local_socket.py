@@ -244,10 +244,10 @@ class LocalServer:
             self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
-        found = self._connections.pop(descriptor, None)
-        if found is None:
+        entry = self._connections.pop(descriptor, None)
+        if entry is None:
             return
-        connection, session, use = found
+        connection, session, use = entry
         with self._budgets_lock:
             self._budgets.end(use)
         pidfd = session.peer.pidfd

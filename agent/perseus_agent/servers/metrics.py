@@ -182,10 +182,14 @@ class NodeCollector(Collector):
         of_job: dict[Job, list[LeaseView]] = {}
         for view in views:
             of_job.setdefault(_job_labels(view.job_name), []).append(view)
-        names = {view.job_uid: job for job, of in of_job.items() for view in of}
+        names = {view.job_uid: job for job, job_views in of_job.items() for view in job_views}
         workers = self._node.workers
         leased = {
-            (gpu.uuid, job) for job, of in of_job.items() for view in of for gpu in view.gpus if gpu.uuid in workers
+            (gpu.uuid, job)
+            for job, job_views in of_job.items()
+            for view in job_views
+            for gpu in view.gpus
+            if gpu.uuid in workers
         }
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
         served = {
@@ -201,8 +205,8 @@ class NodeCollector(Collector):
             gpus[job].append(workers[uuid])
         yield from self._of_node({uuid for uuid, _ in wanted})
         yield from engine_samples(self._node)
-        for job, of in of_job.items():
-            yield from _of_lease(job, of)
+        for job, job_views in of_job.items():
+            yield from _of_lease(job, job_views)
             yield from _of_job(job, gpus[job])
         if not self._per_gpu:
             return

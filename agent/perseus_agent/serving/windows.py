@@ -57,8 +57,8 @@ class Cut:
             return
         levels = meter.at((self.begin_us, self.end_us))
         self.energies_mj[uuid] = None if levels is None else levels[1] - levels[0]
-        own = [reading.mhz for reading in readings if self.begin_us <= reading.time_us < self.end_us]
-        self.clocks_mhz += [median_low(own)] if own else []
+        clocks_mhz = [reading.mhz for reading in readings if self.begin_us <= reading.time_us < self.end_us]
+        self.clocks_mhz += [median_low(clocks_mhz)] if clocks_mhz else []
 
 
 class Windows:
