@@ -65,11 +65,11 @@ def calibrate(
     fitted = chosen_iterations(trace, train_fraction)
     replay = Replay(trace.schedule)
     train = trace.select(fitted)
-    found = fit.Fit(replay, train.duration_s, train.iteration_time_s).best()
+    delays = fit.Fit(replay, train.duration_s, train.iteration_time_s).best()
     verdict = _judged(
         trace,
         replay,
-        found,
+        delays,
         fitted=fitted,
         heldout=None if train_fraction is None else ~fitted,
         limit_percent=limit_percent,
@@ -78,7 +78,7 @@ def calibrate(
     if not verdict.explains:
         return verdict.calibration
     return replace(
-        verdict.calibration, parameters=_with_intervals(replay, train, found, verdict.calibration.quality.plans_fitted)
+        verdict.calibration, parameters=_with_intervals(replay, train, delays, verdict.calibration.quality.plans_fitted)
     )
 
 
@@ -106,17 +106,17 @@ def verified(
     """
     fitted, replay = chosen_iterations(trace, train_fraction), Replay(trace.schedule)
     parameters = claimed.parameters
-    found = _delays_of(claimed, replay) if parameters else fit.FittedDelays(np.zeros(replay.parameters), 0.0)
+    delays = _delays_of(claimed, replay) if parameters else fit.FittedDelays(np.zeros(replay.parameters), 0.0)
     verdict = _judged(
-        trace, replay, found, fitted=fitted, heldout=~fitted, limit_percent=limit_percent, planned_s=planned_s
+        trace, replay, delays, fitted=fitted, heldout=~fitted, limit_percent=limit_percent, planned_s=planned_s
     )
     if parameters is None or not verdict.explains:
         return verdict.calibration
-    known = {*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages))}
+    neighbours = {*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages))}
     kept = replace(
         parameters,
-        edges=tuple(delay for delay in parameters.edges if (delay.from_stage, delay.to_stage) in known),
-        gaps=tuple(delay for delay in parameters.gaps if (delay.from_stage, delay.to_stage) in known),
+        edges=tuple(delay for delay in parameters.edges if (delay.from_stage, delay.to_stage) in neighbours),
+        gaps=tuple(delay for delay in parameters.gaps if (delay.from_stage, delay.to_stage) in neighbours),
     )
     return replace(verdict.calibration, parameters=kept)
 
@@ -132,7 +132,7 @@ class _Verdict:
 def _judged(
     trace: Trace,
     replay: Replay,
-    found: fit.FittedDelays,
+    delays: fit.FittedDelays,
     *,
     fitted: npt.NDArray[np.bool_],
     heldout: npt.NDArray[np.bool_] | None,
@@ -144,7 +144,7 @@ def _judged(
     elif planned_s.shape != trace.duration_s.shape or not (np.isfinite(planned_s) & (planned_s > 0)).all():
         raise InvalidTrace(f"planned_s must be positive and of shape {list(trace.duration_s.shape)}")
     judged = np.ones_like(fitted) if heldout is None else heldout
-    error = _percent(found.predict_s(replay, trace.duration_s), trace.iteration_time_s)
+    error = _percent(delays.predict_s(replay, trace.duration_s), trace.iteration_time_s)
     bare = _percent(replay.time_s(trace.duration_s, np.zeros(replay.parameters)), trace.iteration_time_s)
     others = None if heldout is None else error[heldout]
     quality = Quality(
@@ -169,7 +169,7 @@ def _judged(
         quality=quality,
         noise=instruction_noise(trace),
         stage_noise=stage_noise(trace),
-        allowance=_allowance(trace, found.predict_s(replay, planned_s)),
+        allowance=_allowance(trace, delays.predict_s(replay, planned_s)),
     )
     return _Verdict(calibration, reach <= limit_percent)
 
@@ -254,18 +254,18 @@ def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:
     return error
 
 
-def _with_intervals(replay: Replay, train: Trace, found: fit.FittedDelays, plans: int) -> Parameters:
-    low, high = profile_intervals(replay, train, found, plans)
+def _with_intervals(replay: Replay, train: Trace, best: fit.FittedDelays, plans: int) -> Parameters:
+    low, high = profile_intervals(replay, train, best, plans)
     low = np.maximum(low, 0.0)  # a delay is never negative; the search ends within rounding of zero
-    _, crossings = replay.crossings(train.duration_s, found.delay_s)
+    _, crossings = replay.crossings(train.duration_s, best.delay_s)
     crossed = crossings.max(axis=0) > 0
     ends = (*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages)))
     delays = tuple(
-        Delay(a, b, Estimate(float(found.delay_s[j]), float(low[j]), float(high[j])), bool(crossed[j]))
+        Delay(a, b, Estimate(float(best.delay_s[j]), float(low[j]), float(high[j])), bool(crossed[j]))
         for j, (a, b) in enumerate(ends)
     )
     links = len(replay.pairs)
-    overhead = Estimate(found.overhead_s, float(low[-1]), float(high[-1]))
+    overhead = Estimate(best.overhead_s, float(low[-1]), float(high[-1]))
     return Parameters(overhead, edges=delays[:links], gaps=delays[links:])
 
 

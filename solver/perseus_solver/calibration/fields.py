@@ -66,8 +66,8 @@ class Fields:
 
     def list(self, name: str) -> list[Any]:
         """Return a list."""
-        found: list[Any] = self._get(name, list, "a list")
-        return found
+        items: list[Any] = self._get(name, list, "a list")
+        return items
 
     def child(self, name: str) -> Fields:
         """Return an object."""

@@ -212,14 +212,14 @@ class _Paths:
     def critical(self, at: FittedDelays) -> _CuttingPlanes:
         """Return the critical path of each iteration, and add those that are new; ``grew`` says whether any was."""
         makespan_s, crossed = self._replay.crossings(self._duration_s, at.delay_s)
-        found = _CuttingPlanes(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
+        paths = _CuttingPlanes(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
         known_s = np.zeros(makespan_s.size)
         np.maximum.at(known_s, self.cuts.owner, self.cuts.time_s(at))
         new = makespan_s > known_s * (1 + _NEGLIGIBLE)
         self.grew = bool(new.any())
         self.cuts = _CuttingPlanes(
-            np.concatenate([self.cuts.owner, found.owner[new]]),
-            np.concatenate([self.cuts.computing_s, found.computing_s[new]]),
-            np.concatenate([self.cuts.crossed, found.crossed[new]]),
+            np.concatenate([self.cuts.owner, paths.owner[new]]),
+            np.concatenate([self.cuts.computing_s, paths.computing_s[new]]),
+            np.concatenate([self.cuts.crossed, paths.crossed[new]]),
         )
-        return found
+        return paths

@@ -176,18 +176,18 @@ class Calibration:
 
     def to_json(self) -> str:
         """Return the calibration as JSON for `from_json`, the main figures first."""
-        found = self.parameters
+        parameters = self.parameters
         document: dict[str, Any] = {
             "version": VERSION,
             "verdict": self.status,
             "reason": self.reason,
             "heldout_mape_percent": self.quality.heldout_mape_percent,
             "heldout_max_percent": self.quality.heldout_max_percent,
-            "overhead_s": found and found.overhead.value_s,
-            "overhead_low_s": found and found.overhead.low_s,
-            "overhead_high_s": found and found.overhead.high_s,
-            "edge_delay_s": found and [_plain(delay) for delay in found.edges],
-            "stage_gap_s": found and [_plain(delay) for delay in found.gaps],
+            "overhead_s": parameters and parameters.overhead.value_s,
+            "overhead_low_s": parameters and parameters.overhead.low_s,
+            "overhead_high_s": parameters and parameters.overhead.high_s,
+            "edge_delay_s": parameters and [_plain(delay) for delay in parameters.edges],
+            "stage_gap_s": parameters and [_plain(delay) for delay in parameters.gaps],
             "allowance": self.allowance,
             "straggler_least_degree": self.least_slowdowns and list(self.least_slowdowns),
             "schedule": self.schedule,

@@ -59,16 +59,16 @@ def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
         return ()
     schedule = trace.schedule
     ratio = trace.duration_s / median_durations_s(trace)
-    found = []
+    noises = []
     for stage in range(schedule.stages):
-        own = schedule.stage == stage
-        for kind in np.unique(schedule.kind[own]).tolist():
-            ratios = ratio[:, own & (schedule.kind == kind)]
+        of_stage = schedule.stage == stage
+        for kind in np.unique(schedule.kind[of_stage]).tolist():
+            ratios = ratio[:, of_stage & (schedule.kind == kind)]
             middle = np.median(ratios, axis=1)
             within = np.median(np.abs(ratios / middle[:, None] - 1), axis=1) * unshrunk
             between = np.abs(middle - 1) * unshrunk
-            found.append(Noise(stage, InstructionKind(kind), *_band(within, trace.plan), *_band(between, trace.plan)))
-    return tuple(found)
+            noises.append(Noise(stage, InstructionKind(kind), *_band(within, trace.plan), *_band(between, trace.plan)))
+    return tuple(noises)
 
 
 def stage_noise(trace: Trace) -> tuple[float, ...] | None:
@@ -103,8 +103,8 @@ def median_durations_s(trace: Trace) -> Floats:
     """
     median = np.empty_like(trace.duration_s)
     for plan in np.unique(trace.plan):
-        own = trace.plan == plan
-        median[own] = np.median(trace.duration_s[own], axis=0)
+        of_plan = trace.plan == plan
+        median[of_plan] = np.median(trace.duration_s[of_plan], axis=0)
     return median
 
 

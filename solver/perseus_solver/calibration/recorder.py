@@ -62,12 +62,12 @@ class Recorder:
             InvalidTrace: these are not the durations of the schedule; nothing is added.
         """
         wanted = np.diff(self.schedule.stage_offset).tolist()
-        if [len(own) for own in stages] != wanted:
+        if [len(durations) for durations in stages] != wanted:
             raise InvalidTrace(
                 f"stages must have {wanted} durations, one for each instruction of schedule {self.schedule.name}, "
-                f"not {[len(own) for own in stages]}"
+                f"not {[len(durations) for durations in stages]}"
             )
-        duration_s = np.concatenate([np.asarray(own, dtype=np.float64) for own in stages])
+        duration_s = np.concatenate([np.asarray(durations, dtype=np.float64) for durations in stages])
         Trace(self.schedule, np.zeros(1, dtype=np.int32), duration_s[None], np.array([iteration_time_s]))
         self._iterations.append(_Iteration(plan, iteration_time_s, duration_s))
 

@@ -46,11 +46,11 @@ def calibrate_against_rivals(trace: Trace, *, train_fraction: float) -> Calibrat
         rival = calibrate(
             replace(trace, schedule=schedule, duration_s=trace.duration_s[:, columns]), train_fraction=train_fraction
         )
-        found, other = (c.quality.heldout_mape_percent or 0.0 for c in (named, rival))
-        if other < _BETTER * found and found - other > _LEAST_PERCENT:
+        error, other = (c.quality.heldout_mape_percent or 0.0 for c in (named, rival))
+        if other < _BETTER * error and error - other > _LEAST_PERCENT:
             reason = (
                 f"{schedule.name} explains it better than {trace.schedule.name}: its mean error on plans that were not "
-                f"fitted is {other:.3f} % instead of {found:.3f} %"
+                f"fitted is {other:.3f} % instead of {error:.3f} %"
             )
             return replace(named, parameters=None, reason=reason)
     return named
@@ -59,7 +59,7 @@ def calibrate_against_rivals(trace: Trace, *, train_fraction: float) -> Calibrat
 def _rivals(schedule: Schedule) -> Iterator[tuple[Schedule, Index]]:
     """Yield the other schedules of the same instructions, and where each of theirs is in this one."""
     constants = np.unique(schedule.stage[schedule.kind == InstructionKind.CONSTANT]).tolist()
-    own, order = _sorted(schedule)
+    instructions, order = _sorted(schedule)
     for name in SCHEDULES:
         if name == schedule.name:
             continue
@@ -74,7 +74,7 @@ def _rivals(schedule: Schedule) -> Iterator[tuple[Schedule, Index]]:
         except InvalidSchedule:
             continue
         theirs, their_order = _sorted(other)
-        if np.array_equal(own, theirs):
+        if np.array_equal(instructions, theirs):
             place = np.empty(len(order), dtype=np.intp)
             place[their_order] = order
             yield other, place

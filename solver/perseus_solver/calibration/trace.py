@@ -107,9 +107,9 @@ def read_trace(
         int(instruction_rows.column["stage"].max()) + 1,
         int(instruction_rows.column["microbatch"].max()) + 1,
     )
-    for name, wanted, found in (("stages", stages, found_stages), ("microbatches", microbatches, found_microbatches)):
-        if wanted is not None and wanted != found:
-            raise InvalidTrace(f"instructions: {name} are 0 … {found - 1}, but the schedule has {wanted}")
+    for name, wanted, count in (("stages", stages, found_stages), ("microbatches", microbatches, found_microbatches)):
+        if wanted is not None and wanted != count:
+            raise InvalidTrace(f"instructions: {name} are 0 … {count - 1}, but the schedule has {wanted}")
     constant = instruction_rows.column["instruction"] == InstructionKind.CONSTANT
     executed = build_schedule(
         schedule,
@@ -159,13 +159,13 @@ def _iteration_times(rows: _Rows, runs: npt.NDArray[np.int64], run_of: npt.NDArr
 
 def _durations(rows: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> Floats:
     """Return float[iterations, instructions], with every instruction measured exactly once."""
-    run_code, known = (
+    run_code, codes = (
         _code(rows.column["plan"], rows.column["iteration"]),
         _code(runs[0], runs[1]),
     )
-    by_code = np.argsort(known)
-    at = np.minimum(np.searchsorted(known[by_code], run_code), known.size - 1)
-    unknown = known[by_code][at] != run_code
+    by_code = np.argsort(codes)
+    at = np.minimum(np.searchsorted(codes[by_code], run_code), codes.size - 1)
+    unknown = codes[by_code][at] != run_code
     if unknown.any():
         row = int(np.argmax(unknown))
         raise rows.error(
@@ -194,7 +194,7 @@ def _durations(rows: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> 
             f"schedule {schedule.name} has no {label} of microbatch {rows.column['microbatch'][row]}, "
             f"chunk {rows.column['chunk'][row]} on stage {rows.column['stage'][row]}",
         )
-    duration_s = np.full((known.size, schedule.instructions), np.nan)
+    duration_s = np.full((codes.size, schedule.instructions), np.nan)
     _fill(duration_s, by_code[at], instruction, rows)
     missing = np.argwhere(np.isnan(duration_s))
     if missing.size:

@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="how long an iteration takes now, in seconds (default: that of forwards of 36 ms)",
     )
-    for option, of in (
+    for option, content in (
         ("--instructions", "instruction of a run at default clocks"),
         ("--iterations", "its iterations"),
     ):
-        help_text = f"instead of --layers: the time of every {of}, as perseus calibrate reads it"
+        help_text = f"instead of --layers: the time of every {content}, as perseus calibrate reads it"
         group.add_argument(option, type=Path, metavar="X.csv", help=help_text)
 
 
@@ -80,11 +80,11 @@ def curves_of(model: str) -> GpuCurves:
     """
     from perseus_core import gpus
 
-    found = gpus.curves_of(model)
-    if found is None:
-        known = ", ".join(curves.name for curves in gpus.known_gpus().values())
-        raise SolverError(f"no curves of {model!r} are known: give --profile, or one of {known}")
-    return found
+    curves_of_model = gpus.curves_of(model)
+    if curves_of_model is None:
+        models = ", ".join(curves.name for curves in gpus.known_gpus().values())
+        raise SolverError(f"no curves of {model!r} are known: give --profile, or one of {models}")
+    return curves_of_model
 
 
 def read_baseline(options: argparse.Namespace, curves: GpuCurves) -> tuple[Simulator, float, float]:
@@ -116,12 +116,12 @@ def read_baseline(options: argparse.Namespace, curves: GpuCurves) -> tuple[Simul
     schedule = common.named_schedule(options)
     head = HEAD_LAYERS if options.head_layers is None else options.head_layers
     forwards = times_of_layers(schedule, options.layers or 1, head)
-    found = with_times({each: FORWARD_S * forward for each, forward in forwards.items()})
+    baseline = with_times({each: FORWARD_S * forward for each, forward in forwards.items()})
     if options.iteration_s is None:
-        return found
+        return baseline
     # Delays between stages do not scale either, but few of them are on the critical path.
-    fixed_s = found[0].problem.overhead_s
-    scale = (options.iteration_s - fixed_s) / (found[1] - fixed_s)
+    fixed_s = baseline[0].problem.overhead_s
+    scale = (options.iteration_s - fixed_s) / (baseline[1] - fixed_s)
     if scale <= 0:
         raise SolverError(f"--iteration-s must be more than the overhead, {fixed_s:g}, not {options.iteration_s:g}")
     return with_times({each: scale * FORWARD_S * forward for each, forward in forwards.items()})

@@ -92,12 +92,12 @@ def _summary(calibration: Calibration) -> list[str]:
         f"maximum {quality.heldout_max_percent:.3f} % over {quality.iterations_heldout} iterations of "
         f"{quality.plans_heldout} plans; without calibration the mean error is {quality.replay_mape_percent:.2f} %",
     ]
-    found = calibration.parameters
-    if found is None:
+    parameters = calibration.parameters
+    if parameters is None:
         return lines
-    lines.append(f"overhead per iteration    {_milliseconds(found.overhead)}")
-    lines += [f"delay, stage {edge.from_stage} to {edge.to_stage}       {_delay(edge)}" for edge in found.edges]
-    lines += [f"gap within stage {gap.from_stage}        {_delay(gap)}" for gap in found.gaps]
+    lines.append(f"overhead per iteration    {_milliseconds(parameters.overhead)}")
+    lines += [f"delay, stage {edge.from_stage} to {edge.to_stage}       {_delay(edge)}" for edge in parameters.edges]
+    lines += [f"gap within stage {gap.from_stage}        {_delay(gap)}" for gap in parameters.gaps]
     if calibration.least_slowdowns is not None:
         slowdowns = ", ".join(f"{slowdown:.3f}" for slowdown in calibration.least_slowdowns)
         lines.append(f"least slowdown of each stage that can be distinguished from noise: {slowdowns}")

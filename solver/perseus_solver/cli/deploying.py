@@ -114,19 +114,19 @@ def deploy(
     wanted_s = (1 + NO_SLOWDOWN) * fastest_s if free else common.deadline_s(options, fastest_s)
     if latest_s(wanted_s) < planner.t_min_s:
         raise Infeasible(wanted_s, planner.t_min_s)
-    found = deployable_frontier(
+    frontier = deployable_frontier(
         planner, hardware, executor=executor, confidence=confidence, times_s=(wanted_s,), progress=progress
     )
-    kept = np.flatnonzero(found.time_s <= latest_s(wanted_s))
+    kept = np.flatnonzero(frontier.time_s <= latest_s(wanted_s))
     if not len(kept):
         common.print_note(
             options,
             f"no plan found keeps {wanted_s:.4f} s in {100 * confidence:g} % of the iterations; "
-            f"the fastest keeps {found.t_min_s:.4f} s",
+            f"the fastest keeps {frontier.t_min_s:.4f} s",
         )
-    index = int(kept[found.energy_j[kept].argmin()]) if len(kept) else 0
-    after = rehearse(executor, found.frequencies_mhz[index : index + 1], hardware)
-    return Deployed(found[index], before, after)
+    index = int(kept[frontier.energy_j[kept].argmin()]) if len(kept) else 0
+    after = rehearse(executor, frontier.frequencies_mhz[index : index + 1], hardware)
+    return Deployed(frontier[index], before, after)
 
 
 def describe_rehearsal(rehearsal: Rehearsal, baseline_time_s: float, baseline_energy_j: float) -> str:

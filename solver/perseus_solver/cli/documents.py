@@ -153,20 +153,20 @@ def deployed_plan_document(problem: Problem, point: Point) -> Iterator[bytes]:
         point: a plan of a frontier that was rehearsed. Its bound is that of the time that it keeps, which no plan that
             is faster at once can be below either.
     """
-    found = point.expectation
-    assert found is not None
-    ideal_j = found.ideal_energy_j
+    expectation = point.expectation
+    assert expectation is not None
+    ideal_j = expectation.ideal_energy_j
     bound_j = min(point.energy_lower_bound_j, ideal_j)
     ideal = replace(
         point,
-        iteration_time_s=found.ideal_time_s,
+        iteration_time_s=expectation.ideal_time_s,
         energy_j=ideal_j,
         energy_lower_bound_j=bound_j,
         status=status_of(ideal_j / bound_j - 1.0),
     )
-    times = {"p50": found.p50_s, f"p{100 * found.confidence:g}": point.iteration_time_s}
+    times = {"p50": expectation.p50_s, f"p{100 * expectation.confidence:g}": point.iteration_time_s}
     figures = {"iteration_time_s": times, "energy_j": {"mean": point.energy_j}}
-    yield PlanWriter(problem).point(ideal, found.grain, figures).encode() + b"\n"
+    yield PlanWriter(problem).point(ideal, expectation.grain, figures).encode() + b"\n"
 
 
 def read_plan(path: Path, problem: Problem) -> Frequencies:

@@ -135,10 +135,10 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
 
 def _rehearsed(options: argparse.Namespace, planner: Planner, hardware: Hardware) -> _Outcome:
     """Return what the best plan does where clocks change late, against all clocks at maximum on the same hardware."""
-    found = deploying.deploy(options, planner, hardware)
+    deployed = deploying.deploy(options, planner, hardware)
     return _Outcome(
-        time=float(found.after.mean_time_s[0] / found.before.mean_time_s[0] - 1),
-        energy=float(found.after.mean_energy_j[0] / found.before.mean_energy_j[0] - 1),
+        time=float(deployed.after.mean_time_s[0] / deployed.before.mean_time_s[0] - 1),
+        energy=float(deployed.after.mean_energy_j[0] / deployed.before.mean_energy_j[0] - 1),
     )
 
 

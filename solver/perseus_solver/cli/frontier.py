@@ -109,11 +109,11 @@ def _deployable(options: argparse.Namespace, planner: Planner) -> tuple[Frontier
     hardware = deploying.read_hardware(options.hardware)
     points = {} if options.points is None else {"points": options.points}
     executor = deploying.executor_of(options, planner.problem, hardware)
-    found = deployable_frontier(planner, hardware, executor=executor, confidence=options.confidence, **points)
-    assert found.rehearsed is not None
-    rehearsal = rehearse(executor, found.frequencies_mhz, hardware)
-    ideal = [ideal_point(planner, point) for point in found]
-    return found, Deployable(ideal, rehearsal, found.rehearsed.grains)
+    frontier = deployable_frontier(planner, hardware, executor=executor, confidence=options.confidence, **points)
+    assert frontier.rehearsed is not None
+    rehearsal = rehearse(executor, frontier.frequencies_mhz, hardware)
+    ideal = [ideal_point(planner, point) for point in frontier]
+    return frontier, Deployable(ideal, rehearsal, frontier.rehearsed.grains)
 
 
 def _summary(frontier: Frontier, solve_seconds: float) -> list[str]:

@@ -88,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _commands() -> dict[str, Any]:
     """Return the module of every command, by its name."""
     package = distribution("perseus-k8s")
-    return {**_OWN, **{found.name: found.load() for found in package.entry_points.select(group=ENTRY_POINT)}}
+    return {
+        **_OWN,
+        **{entry_point.name: entry_point.load() for entry_point in package.entry_points.select(group=ENTRY_POINT)},
+    }
 
 
 def command_parser() -> argparse.ArgumentParser:

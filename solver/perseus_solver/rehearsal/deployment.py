@@ -85,8 +85,8 @@ class _Candidates:
     def select(self, rows: Index) -> _Candidates:
         return _Candidates(self.frequencies_mhz[rows], tuple(self.grains[row] for row in rows.tolist()))
 
-    def as_asked(self, executor: Executor, hardware: Hardware, found: Rehearsal) -> _Candidates:
-        return replace(self, frequencies_mhz=plans_as_asked(executor, self.frequencies_mhz, hardware, found))
+    def as_asked(self, executor: Executor, hardware: Hardware, rehearsal: Rehearsal) -> _Candidates:
+        return replace(self, frequencies_mhz=plans_as_asked(executor, self.frequencies_mhz, hardware, rehearsal))
 
     def and_finest(self, frequencies_mhz: Frequencies) -> _Candidates:
         plans = np.concatenate([self.frequencies_mhz, frequencies_mhz])
@@ -106,9 +106,9 @@ class _Expected(NamedTuple):
     above_share: Floats
 
     @classmethod
-    def of(cls, found: Rehearsal, confidence: float) -> _Expected:
-        kept_s, p50_s, mean_s = found.time_kept_s(confidence), found.time_kept_s(0.5), found.mean_time_s
-        return cls(kept_s, p50_s, mean_s, found.mean_energy_j, found.below_share, found.above_share)
+    def of(cls, rehearsal: Rehearsal, confidence: float) -> _Expected:
+        kept_s, p50_s, mean_s = rehearsal.time_kept_s(confidence), rehearsal.time_kept_s(0.5), rehearsal.mean_time_s
+        return cls(kept_s, p50_s, mean_s, rehearsal.mean_energy_j, rehearsal.below_share, rehearsal.above_share)
 
     def and_of(self, others: _Expected) -> _Expected:
         return _Expected(*map(np.concatenate, zip(self, others, strict=True)))
@@ -158,15 +158,15 @@ def deployable_frontier(
     candidates = candidates.select(chosen)
     rehearsal = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
     candidates = candidates.as_asked(executor, hardware, rehearsal)
-    found = _Expected.of(rehearsal, confidence)
+    expected = _Expected.of(rehearsal, confidence)
     # Where each stage keeps one clock, or has one instruction, the plans of the grains are all there are.
     if hardware.marks is not MarkSource.HOST and problem.instructions > problem.stages:
         for wanted_s in wanted:
             search = Refinement(executor, hardware, wanted_s, confidence)
             least_j = float(deadline_bound(problem, planner.bounds, np.array([wanted_s]))[0])
-            candidates, found = _searched(search, candidates, found, least_j, seed)
+            candidates, expected = _searched(search, candidates, expected, least_j, seed)
     return _frontier_of(
-        executor, planner.bounds, candidates, found, confidence=confidence, points=points, wanted_s=wanted
+        executor, planner.bounds, candidates, expected, confidence=confidence, points=points, wanted_s=wanted
     )
 
 
@@ -209,11 +209,11 @@ def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_
             grains += [Grain.INSTRUCTION] * len(instruction)
     for grain, parts in groups:
         choices = grouped_plans(problem, simulator, group_of(problem, grain, parts), wanted_s)
-        made = [problem.frequencies_of(choices)]
+        variants = [problem.frequencies_of(choices)]
         if grain is Grain.SEGMENT:
-            made += [_raised_early(problem, made[0], early) for early in _EARLY]
-        plans += made
-        grains += [grain] * sum(map(len, made))
+            variants += [_raised_early(problem, variants[0], early) for early in _EARLY]
+        plans += variants
+        grains += [grain] * sum(map(len, variants))
     all_plans = np.concatenate(plans)
     _, first = np.unique(all_plans, axis=0, return_index=True)
     return _Candidates(all_plans, tuple(grains)).select(np.sort(first))
@@ -234,9 +234,9 @@ def _raised_early(problem: Problem, plans: Frequencies, early: int) -> Frequenci
         for low, high in itertools.pairwise(problem.stage_offset.tolist()):
             following[:, low:high] = np.roll(raised[:, low:high], -1, axis=1)
         for k, options in enumerate(problem.options):
-            own = problem.option_of == k
-            higher = (following[:, own] > raised[:, own]) & np.isin(following[:, own], options.frequency_mhz)
-            raised[:, own] = np.where(higher & (raised[:, own] > 0), following[:, own], raised[:, own])
+            alike = problem.option_of == k
+            higher = (following[:, alike] > raised[:, alike]) & np.isin(following[:, alike], options.frequency_mhz)
+            raised[:, alike] = np.where(higher & (raised[:, alike] > 0), following[:, alike], raised[:, alike])
     return raised
 
 
@@ -299,35 +299,35 @@ def _worth_their_changes(energy_j: Floats, effective_j: Floats, grains: Sequence
 
 
 def _searched(
-    search: Refinement, candidates: _Candidates, found: _Expected, least_j: float, seed: int
+    search: Refinement, candidates: _Candidates, expected: _Expected, least_j: float, seed: int
 ) -> tuple[_Candidates, _Expected]:
     """Return the plans with those that a search finds, from one start after the other until the best that is in time
     is close to ``least_j``, which is proven of all that are.
     """
     wanted_s = search.wanted_s
     for late in _LATE:
-        start = _best_within(found, (1 + late) * wanted_s)
+        start = _best_within(expected, (1 + late) * wanted_s)
         plans = search.plans(candidates.frequencies_mhz[start], seed + start)
         if len(plans):
             judged = search.judge(plans, seed)
-            found = found.and_of(_Expected.of(judged, search.confidence))
+            expected = expected.and_of(_Expected.of(judged, search.confidence))
             candidates = candidates.and_finest(plans_as_asked(search.executor, plans, search.hardware, judged))
-        if found.energy_j[_best_within(found, wanted_s)] < (1 + _CLOSE) * least_j:
+        if expected.energy_j[_best_within(expected, wanted_s)] < (1 + _CLOSE) * least_j:
             break
-    return candidates, found
+    return candidates, expected
 
 
-def _best_within(found: _Expected, wanted_s: float) -> int:
+def _best_within(expected: _Expected, wanted_s: float) -> int:
     """Return the plan of least expected energy that keeps a time; if none does, the one that exceeds it least."""
-    late = np.maximum(found.kept_s / wanted_s - 1.0, 0.0)
-    return int(np.lexsort((found.energy_j, late))[0])
+    late = np.maximum(expected.kept_s / wanted_s - 1.0, 0.0)
+    return int(np.lexsort((expected.energy_j, late))[0])
 
 
 def _frontier_of(
     executor: Executor,
     proven: Iterable[Bound],
     candidates: _Candidates,
-    found: _Expected,
+    expected: _Expected,
     *,
     confidence: float,
     points: int,
@@ -336,7 +336,7 @@ def _frontier_of(
     """Return the plans that no other dominates, as a frontier."""
     problem, simulator = executor.problem, executor.simulator
     blocking_w = problem.blocking_power_w * problem.stages
-    kept_s, energy_j = found.kept_s, found.energy_j
+    kept_s, energy_j = expected.kept_s, expected.energy_j
     effective_j = energy_j - blocking_w * kept_s
     order = np.lexsort((effective_j, kept_s))
     order = order[_worth_their_changes(energy_j[order], effective_j[order], [candidates.grains[row] for row in order])]
@@ -346,7 +346,7 @@ def _frontier_of(
     # The execution mixes clocks within instructions, for which the bound holds as well: it is one of the relaxation.
     # Its lines hold for the mean of all samples, and for every later time: up to least energy for the iteration alone,
     # after it for a pipeline that waits.
-    mean_s = found.mean_s[rows]
+    mean_s = expected.mean_s[rows]
     deadline_s = np.maximum(kept_s[rows], mean_s)
     waiting_j = iteration_bound(problem, proven, deadline_s) - blocking_w * (deadline_s - mean_s)
     bound_j = np.minimum(np.maximum(deadline_bound(problem, proven, deadline_s), waiting_j), energy_j[rows])
@@ -362,10 +362,10 @@ def _frontier_of(
         rehearsed=Rehearsed(
             confidence=confidence,
             grains=tuple(candidates.grains[row] for row in rows.tolist()),
-            p50_s=found.p50_s[rows],
+            p50_s=expected.p50_s[rows],
             ideal_time_s=ideal_s,
             ideal_energy_j=ideal_j,
-            below_share=found.below_share[rows],
-            above_share=found.above_share[rows],
+            below_share=expected.below_share[rows],
+            above_share=expected.above_share[rows],
         ),
     )

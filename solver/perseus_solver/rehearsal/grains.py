@@ -95,7 +95,7 @@ class _Groups:
         count = int(group.max()) + 1
         amount = np.zeros((count, len(problem.options)))
         np.add.at(amount, (group, self._table), 1.0)
-        options = [_options_of(problem, own) for own in amount]
+        options = [_options_of(problem, instructions) for instructions in amount]
         self._last = np.array([len(energy_j) - 1 for _, energy_j in options])
         width = int(self._last.max()) + 1
         self._choice = np.zeros((count, width, amount.shape[1]), dtype=np.intp)
@@ -188,10 +188,10 @@ class _Groups:
         rows, moved = [], []
         for step in _STEPS:
             for g, last in enumerate(self._last.tolist()):
-                own = np.flatnonzero(at[:, g] + step <= last)
-                slower = at[own]
+                plans = np.flatnonzero(at[:, g] + step <= last)
+                slower = at[plans]
                 slower[:, g] += step
-                rows.append(own)
+                rows.append(plans)
                 moved.append(slower)
         return np.concatenate(rows), np.concatenate(moved)
 

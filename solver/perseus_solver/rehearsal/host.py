@@ -78,9 +78,9 @@ def _next_clocks(planned: Index, offset: list[int]) -> Index:
     """Return the clock of the next instruction that sets one, [plans, n], around the end of each stage's iteration."""
     following = np.full_like(planned, -1)
     for low, high in itertools.pairwise(offset):
-        own = planned[:, low:high]
-        sets = np.flatnonzero((own >= 0).any(axis=0))
+        of_stage = planned[:, low:high]
+        sets = np.flatnonzero((of_stage >= 0).any(axis=0))
         if len(sets):
             at = np.searchsorted(sets, np.arange(1, high - low + 1)) % len(sets)
-            following[:, low:high] = own[:, sets[at]]
+            following[:, low:high] = of_stage[:, sets[at]]
     return following

@@ -185,7 +185,7 @@ def rehearse_fastest(executor: Executor, hardware: Hardware) -> Rehearsal:
 
 
 def plans_as_asked(
-    executor: Executor, frequencies_mhz: Frequencies, hardware: Hardware, found: Rehearsal
+    executor: Executor, frequencies_mhz: Frequencies, hardware: Hardware, rehearsal: Rehearsal
 ) -> Frequencies:
     """Return plans in which each instruction has the clock that agents ask for.
 
@@ -196,18 +196,18 @@ def plans_as_asked(
         executor: of the problem.
         frequencies_mhz: uint16[plans, n].
         hardware: what the plans meet.
-        found: what their rehearsal under it says.
+        rehearsal: what becomes of them under it.
     """
     problem, mhz = executor.problem, executor.tables.mhz
     planned = _planned(executor, frequencies_mhz)
-    seen = _Seen(found.begin_s, found.end_s, found.time_s.mean(axis=1), found.scatter_s)
+    seen = _Seen(rehearsal.begin_s, rehearsal.end_s, rehearsal.time_s.mean(axis=1), rehearsal.scatter_s)
     asked = _expected(executor, hardware, planned, seen).asked()
     plans = frequencies_mhz.copy()
     for table, options in enumerate(problem.options):
-        own, measured = problem.option_of == table, np.sort(options.frequency_mhz)
-        place = measured.searchsorted(mhz[np.maximum(asked[:, own], 0)])
-        usable = (asked[:, own] != NO_CLOCK) & (place < len(measured))
-        plans[:, own] = np.where(usable, measured[np.minimum(place, len(measured) - 1)], plans[:, own])
+        alike, measured = problem.option_of == table, np.sort(options.frequency_mhz)
+        place = measured.searchsorted(mhz[np.maximum(asked[:, alike], 0)])
+        usable = (asked[:, alike] != NO_CLOCK) & (place < len(measured))
+        plans[:, alike] = np.where(usable, measured[np.minimum(place, len(measured) - 1)], plans[:, alike])
     return plans
 
 
@@ -242,8 +242,8 @@ def _expected(executor: Executor, hardware: Hardware, planned: Index, seen: _See
     if hardware.marks is MarkSource.HOST:  # each stage keeps its highest clock
         planned = planned.copy()
         for low, high in itertools.pairwise(offset.tolist()):
-            own = planned[:, low:high]
-            own[:] = np.where(own >= 0, own.max(axis=1, keepdims=True), own)
+            of_stage = planned[:, low:high]
+            of_stage[:] = np.where(of_stage >= 0, of_stage.max(axis=1, keepdims=True), of_stage)
     # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
     error = 0.0 if hardware.marks is MarkSource.EVENTS else executor.scatter(hardware).typical
     return Expected(

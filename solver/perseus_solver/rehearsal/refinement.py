@@ -131,10 +131,10 @@ class Refinement:
             terms = _Terms((1 - reserve) * self.wanted_s, price)
             moves = _moves(self.executor.problem, plan, step)
             tried = np.stack([best, plan, *self._attempts(plan, moves, terms, random)])
-            found, time_s = self._measured(tried, _SAMPLES_TOGETHER, draws)
-            cost = terms.cost(found.mean_energy_j, time_s)
+            rehearsal, time_s = self._measured(tried, _SAMPLES_TOGETHER, draws)
+            cost = terms.cost(rehearsal.mean_energy_j, time_s)
             at = 1 + int(cost[1:].argmin())
-            plan = plans_as_asked(self.executor, tried[at : at + 1], self.hardware, found.of_plan(at))[0]
+            plan = plans_as_asked(self.executor, tried[at : at + 1], self.hardware, rehearsal.of_plan(at))[0]
             if price is not None:
                 continue
             gain = 1 - cost[at] / cost[0]
@@ -159,11 +159,11 @@ class Refinement:
             moves = [moves[k] for k in random.choice(len(moves), most, replace=False).tolist()]
         plans = np.stack([plan, *(_moved(plan, move) for move in moves)])
         seed = int(random.integers(1 << 32))
-        found, time_s = self._measured(plans, _SAMPLES, seed, steady=False)
-        cost = terms.cost(found.mean_energy_j, time_s)
+        rehearsal, time_s = self._measured(plans, _SAMPLES, seed, steady=False)
+        cost = terms.cost(rehearsal.mean_energy_j, time_s)
         better = [moves[k] for k in np.argsort(cost[1:], kind="stable").tolist() if cost[1 + k] < cost[0]]
-        made = _together(plan, better[: _TOGETHER[-1] if terms.price is None else _OFFERED])
-        return [made[count - 1] for count in _TOGETHER if count <= len(made)]
+        attempts = _together(plan, better[: _TOGETHER[-1] if terms.price is None else _OFFERED])
+        return [attempts[count - 1] for count in _TOGETHER if count <= len(attempts)]
 
     def _measured(
         self, plans: Frequencies, samples: int, seed: int, *, steady: bool = True
@@ -174,24 +174,24 @@ class Refinement:
         ``steady``: with agents that know what to expect, as plans will be judged. That decides about the last tenths.
         """
         alone = replace(self.hardware, pipelines=1)
-        found = rehearse(self.executor, plans, alone, samples=samples, steady=steady, seed=seed)
+        rehearsal = rehearse(self.executor, plans, alone, samples=samples, steady=steady, seed=seed)
         deviations = NormalDist().inv_cdf(self.confidence)
-        time_s: Floats = found.time_s.mean(axis=1) + deviations * found.time_s.std(axis=1)
-        return found, time_s
+        time_s: Floats = rehearsal.time_s.mean(axis=1) + deviations * rehearsal.time_s.std(axis=1)
+        return rehearsal, time_s
 
     def _excess(self, plan: Frequencies, time_s: float, seed: int) -> float:
         """Return by what share the job takes longer than one pipeline seemed to: it waits for the slowest, and the best
         of many plans by few samples takes longer than by these.
         """
-        found = rehearse(self.executor, plan[None], self.hardware, samples=_SAMPLES_FOUND, seed=seed)
-        return max(float(found.time_kept_s(self.confidence)[0]) - time_s, 0.0) / self.wanted_s
+        rehearsal = rehearse(self.executor, plan[None], self.hardware, samples=_SAMPLES_FOUND, seed=seed)
+        return max(float(rehearsal.time_kept_s(self.confidence)[0]) - time_s, 0.0) / self.wanted_s
 
 
 def _moves(problem: Problem, plan: Frequencies, steps: int) -> list[_Move]:
     """Return moves of all runs, of their halves, and of their ends."""
     clocks = [options.frequency_mhz for options in problem.options]
-    ladder = [np.sort(own).astype(int).tolist() for own in clocks]
-    measured = [frozenset(own) for own in ladder]
+    ladder = [np.sort(table_mhz).astype(int).tolist() for table_mhz in clocks]
+    measured = [frozenset(table_mhz) for table_mhz in ladder]
     moves = []
     for first, last in itertools.pairwise(problem.stage_offset.tolist()):
         changes = first + 1 + np.flatnonzero(np.diff(plan[first:last].astype(int)))
@@ -202,9 +202,9 @@ def _moves(problem: Problem, plan: Frequencies, steps: int) -> list[_Move]:
             middle = (low + high) // 2
             parts = {(low, high), (low, middle), (middle, high), (low, low + 1), (high - 1, high)}
             for begin, end in sorted(part for part in parts if part[0] < part[1]):
-                own = ladder[int(problem.option_of[begin])]
-                at = own.index(int(plan[low]))
-                beside = own[max(at - steps, 0)], own[min(at + steps, len(own) - 1)]
+                table_mhz = ladder[int(problem.option_of[begin])]
+                at = table_mhz.index(int(plan[low]))
+                beside = table_mhz[max(at - steps, 0)], table_mhz[min(at + steps, len(table_mhz) - 1)]
                 tables = set(problem.option_of[begin:end].tolist())
                 for clock in {*neighbours, *beside} - {int(plan[low])}:
                     if all(clock in measured[table] for table in tables):
@@ -221,10 +221,10 @@ def _moved(plan: Frequencies, move: _Move) -> Frequencies:
 def _together(plan: Frequencies, moves: list[_Move]) -> list[Frequencies]:
     """Return plans with the first move, with the first two, and so on; moves that meet an earlier one are left out."""
     taken = np.zeros(len(plan), dtype=np.bool_)
-    made = []
+    plans = []
     for move in moves:
         if not taken[move.low : move.high].any():
             taken[move.low : move.high] = True
             plan = _moved(plan, move)
-            made.append(plan)
-    return made
+            plans.append(plan)
+    return plans

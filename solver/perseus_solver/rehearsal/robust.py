@@ -198,9 +198,9 @@ class _Search:
         for k, (rows, options) in enumerate(zip(self._rows, problem.options, strict=True)):
             time_s[k, : len(rows)], row_of[k, : len(rows)] = options.time_s[rows], rows
             energy_j[k, : len(rows)] = options.energy_j[rows] - problem.blocking_power_w * options.time_s[rows]
-            own = problem.option_of == k
-            slowest = options.time_s[rows].searchsorted(latest_s(1.0) * options.time_s[start[own]], side="right") - 1
-            place[own] = np.maximum(slowest, 0)
+            alike = problem.option_of == k
+            slowest = options.time_s[rows].searchsorted(latest_s(1.0) * options.time_s[start[alike]], side="right") - 1
+            place[alike] = np.maximum(slowest, 0)
         table = problem.option_of
         for _ in range(_ROUNDS):
             choice: Index = row_of[table, place]

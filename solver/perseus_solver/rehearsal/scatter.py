@@ -75,9 +75,9 @@ class Scatter:
         n = len(self.instruction)
         if not self.instruction.any() and not self.iteration.any():
             return np.ones((n, iterations))
-        own = random.standard_normal((n, iterations))
+        alone = random.standard_normal((n, iterations))
         spread = (self.instruction**2 + self.iteration**2)[:, None]
-        exponent = self.instruction[:, None] * own - spread / 2
+        exponent = self.instruction[:, None] * alone - spread / 2
         if self.iteration.any():
             common = random.standard_normal((int(self.group.max()) + 1, iterations))[self.group]
             exponent += self.iteration[:, None] * common

@@ -99,9 +99,9 @@ class Schedule:
         Returns:
             ``(instruction, microbatch, chunk)`` of each.
         """
-        own = self.span(stage)
-        labels = [InstructionKind(k).label for k in self.kind[own].tolist()]
-        return list(zip(labels, self.microbatch[own].tolist(), self.chunk[own].tolist(), strict=True))
+        span = self.span(stage)
+        labels = [InstructionKind(k).label for k in self.kind[span].tolist()]
+        return list(zip(labels, self.microbatch[span].tolist(), self.chunk[span].tolist(), strict=True))
 
     def columns(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the instructions of one stage in execution order, as they are sent to an agent.
@@ -112,8 +112,8 @@ class Schedule:
         Returns:
             Kinds, microbatches and chunks, one of each for every instruction.
         """
-        own = self.span(stage)
-        return tuple(self.kind[own].tolist()), tuple(self.microbatch[own].tolist()), tuple(self.chunk[own].tolist())
+        span = self.span(stage)
+        return tuple(self.kind[span].tolist()), tuple(self.microbatch[span].tolist()), tuple(self.chunk[span].tolist())
 
     def describe(self, instruction: int) -> str:
         """Return an instruction in words, for messages, such as ``forward 3 on stage 1``."""
@@ -288,9 +288,9 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
         raise InvalidSchedule(f"constants must be stages 0 … {schedule.stages - 1}, not {sorted(stages)}")
     per_stage, joined = [], []
     for stage in range(schedule.stages):
-        own = schedule.span(stage)
-        rows_of_stage = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
-        joined_of_stage = schedule.joined[own]
+        span = schedule.span(stage)
+        rows_of_stage = np.column_stack([schedule.kind[span], schedule.microbatch[span], schedule.chunk[span]])
+        joined_of_stage = schedule.joined[span]
         if stage in stages:
             at = np.flatnonzero((rows_of_stage[:, 0] == InstructionKind.FORWARD) & (rows_of_stage[:, 2] == 0))
             rows_of_stage = np.insert(rows_of_stage, at, rows(InstructionKind.CONSTANT, rows_of_stage[at, 1]), axis=0)
