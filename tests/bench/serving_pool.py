@@ -98,7 +98,6 @@ class Bench:
         self.before = {name: load[-2 * WEEK_MIN : -WEEK_MIN] for name, load in self.loads.items()}
         self.errors: dict[Pool, Forecaster] = {}
         self.gap = 0.0
-        self.quantile = policies.QUANTILES[-1]
         self.schedules: dict[str, dict[Pool, Schedule]] = {}
 
     def weeks(self) -> dict[str, Week]:
@@ -106,7 +105,6 @@ class Bench:
         world, loads, pools = self.world, self.loads, policies.splits(self.service)[SPLIT]
         (whole,) = policies.splits(self.service)["one pool"]
         peak = {whole: policies.peak(world, pool_load(self.week, whole), whole, PARALLEL[-1])}
-        self.quantile = policies.headroom(world, loads, pools, PARALLEL, Clocks.LAW)
         hindsight, self.gap = policies.hindsight(world, self.week, pools, PARALLEL, Clocks.LAW)
         self.schedules = {
             "peak": peak,
@@ -121,9 +119,7 @@ class Bench:
 
     def _ours(self, **changes: Any) -> dict[Pool, Schedule]:
         pools = policies.splits(self.service)[SPLIT]
-        return policies.forecast(
-            self.world, self.loads, pools, PARALLEL, Clocks.LAW, quantile=self.quantile, **changes
-        )
+        return policies.forecast(self.world, self.loads, pools, PARALLEL, Clocks.LAW, **changes)
 
     def splits(self) -> dict[str, tuple[int, float]]:
         """Pools of each split, and kWh of the best plan of the week before, at known load."""
@@ -207,7 +203,6 @@ def figures() -> Result:
             "outcomes": {policy: asdict(outcome) for policy, outcome in outcomes.items()},
             "over_hindsight_percent": 100.0 * (weeks["ours"].joules / weeks["hindsight"].joules - 1.0),
             "gap_percent": 100.0 * bench.gap,
-            "quantile": bench.quantile,
             "forecast": asdict(error),
         }
         if name.endswith("_1"):

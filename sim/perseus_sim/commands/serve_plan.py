@@ -147,7 +147,9 @@ def _variants(
         steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
         replica = Replica(gpus, steps, highest_mhz, machine.kv_capacity)
         points = tuple(
-            replica.points(requests, limits, (mhz,), (replica.raised_mhz(requests, mhz, BOOST_MHZ, BOOST_DELAY_S),))[-1:]
+            replica.points(requests, limits, (mhz,), (replica.raised_mhz(requests, mhz, BOOST_MHZ, BOOST_DELAY_S),))[
+                -1:
+            ]
             for mhz in (*ladder(machine)[::2], highest_mhz)
         )
         if kept := tuple(point for both in points for point in both):
@@ -193,7 +195,9 @@ def _confirmed(
 
 def _table(day: DayLoad, done: ReplicaPlan) -> list[str]:
     width = max(5, *(len(one.name) for one in day.classes))
-    rows = [f"hour  {'class':<{width}}{'requests/s':>12}{'replicas':>10}{'GPUs each':>11}{'MHz':>7}{'start':>7}{'kWh':>9}"]
+    rows = [
+        f"hour  {'class':<{width}}{'requests/s':>12}{'replicas':>10}{'GPUs each':>11}{'MHz':>7}{'start':>7}{'kWh':>9}"
+    ]
     for hour in range(len(day.classes[0].requests_per_s)):
         for one in day.classes:
             choice = done.choices[one.name][hour]

@@ -6,7 +6,8 @@ with a certificate that `check` confirms; `ceilings` says what a replica carries
 `Exploration` says which clock a canary tries next, so that there are windows at several clocks; `Fingerprint` says for
 which other replicas they count, and `compare` whether they do.
 
-All of it is pure, and nothing is shared with the planning of training.
+Package `planner` says which replicas serve tomorrow, from these models and a forecast. All of it is pure, and nothing
+is shared with the planning of training.
 """
 
 from perseus_solver.serving.ceilings import Ceiling, Mix, ceilings

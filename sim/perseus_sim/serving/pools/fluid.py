@@ -83,8 +83,8 @@ class FluidPool:
         machine: of each replica.
         requests: of what kind.
         limits: what they were promised.
-        points: by the clocks of steps without and with prompts, as the policy knows them. It takes those of fewest watts
-            that keep the limits at the load, and the highest clocks where none do.
+        points: by the clocks of steps without and with prompts, as the policy knows them. It takes those of fewest
+            watts that keep the limits at the load, and the highest clocks where none do.
     """
 
     def __init__(
@@ -164,7 +164,11 @@ class FluidPool:
             token = np.clip((steady.per_token_s / self._limits.per_token_s - 0.9) / 0.15, 0.0, 1.0)
             full = np.clip((steady.running * self._requests.kv_tokens / self._replica.kv_capacity - 0.85) / 0.1, 0, 1)
             full = np.maximum(full, np.clip((steady.running / self._replica.most_running - 0.85) / 0.1, 0.0, 1.0))
-            missed[mask] = np.interp(share[mask], self._loads, np.minimum(1.0, np.maximum(np.maximum(first, token), full) + steady.slow_share))
+            missed[mask] = np.interp(
+                share[mask],
+                self._loads,
+                np.minimum(1.0, np.maximum(np.maximum(first, token), full) + steady.slow_share),
+            )
         return missed
 
     def _full_load(self) -> float:

@@ -65,7 +65,7 @@ class _Row:
 
 
 def load_from_csv(name: str, text: str) -> DayLoad:
-    """Return the load of a CSV that anybody may have written.
+    r"""Return the load of a CSV that anybody may have written.
 
     Args:
         name: of the file, for messages.
@@ -75,7 +75,7 @@ def load_from_csv(name: str, text: str) -> DayLoad:
     Raises:
         InvalidTrace: it is none; one line that names the file, the row, the column and the rule.
 
-    >>> day = load_from_csv("day.csv", "hour,class,requests_per_s,prompt_tokens,output_tokens\\n0,chat,2,900,200\\n")
+    >>> day = load_from_csv("day.csv", "hour,class,requests_per_s,prompt_tokens,output_tokens\n0,chat,2,900,200\n")
     >>> day.classes[0].requests_per_s, day.classes[0].prompt_tokens
     ((2.0,), 900.0)
     """
@@ -96,9 +96,7 @@ def load_from_csv(name: str, text: str) -> DayLoad:
     hours = max(row.hour for row in rows) + 1
     for class_, kept in by_class.items():
         _check_hours(where, class_, kept, hours)
-    return DayLoad(
-        tuple(_class_load(class_, kept) for class_, kept in by_class.items()), _factors(where, rows, hours)
-    )
+    return DayLoad(tuple(_class_load(class_, kept) for class_, kept in by_class.items()), _factors(where, rows, hours))
 
 
 def _rows(where: str, text: str) -> list[_Row]:
@@ -175,6 +173,6 @@ def _factors(where: str, rows: list[_Row], hours: int) -> tuple[float, ...]:
         first = factors.setdefault(row.hour, row)
         if first.values["per_kwh"] != row.values["per_kwh"]:
             raise InvalidTrace(
-                f"{where}, row {row.number}, column per_kwh: must be that of row {first.number}, which has the same hour"
+                f"{where}, row {row.number}, column per_kwh: must be that of row {first.number}, of the same hour"
             )
     return tuple(factors[hour].values["per_kwh"] for hour in range(hours))

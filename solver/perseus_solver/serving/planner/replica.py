@@ -44,6 +44,8 @@ _POOLED: Final = 16
 """Replicas up to which each more lets all of them carry more; of so many, all but the last tenth is used."""
 _DEVIATIONS: Final = 3.0
 
+_Parts = tuple[Floats, Floats, Floats, Floats]
+
 
 class Steps(Protocol):
     """What steps take: a fitted model, or a machine that is given."""
@@ -129,9 +131,8 @@ class RequestClass:
         kv_tokens = float((output * (prompt + output / 2)).mean() / output.mean())
         scv = float(prompt.var() / prompt.mean() ** 2)
         middles = (np.arange(_PROMPTS) + 0.5) / _PROMPTS
-        prompts, outputs = (tuple(map(float, np.quantile(tokens, middles))) for tokens in (prompt, output))
-        return cls(float(prompt.mean()), float(output.mean()), kv_tokens, scv, arrival_scv, prompts, outputs)
-
+        typical = [tuple(map(float, np.quantile(tokens, middles))) for tokens in (prompt, output)]
+        return cls(float(prompt.mean()), float(output.mean()), kv_tokens, scv, arrival_scv, *typical)
 
     @classmethod
     def exponential(cls, prompt_tokens: float, output_tokens: float) -> RequestClass:
@@ -217,9 +218,7 @@ class Replica:
     most_running: int = 256
     step_tokens: int = 512
 
-    def steady(
-        self, requests: RequestClass, limits: Limits, loads: Floats, floor_mhz: int, boost_mhz: int
-    ) -> Steady:
+    def steady(self, requests: RequestClass, limits: Limits, loads: Floats, floor_mhz: int, boost_mhz: int) -> Steady:
         """Return what constant loads do.
 
         Args:
@@ -237,7 +236,7 @@ class Replica:
             )
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         running = high
-        chunk, prompt_s, token_s, rests = self._parts(requests, running, floor_mhz, boost_mhz)
+        parts = chunk, prompt_s, token_s, rests = self._parts(requests, running, floor_mhz, boost_mhz)
         kv_tokens = running * requests.kv_tokens
         service_s = requests.prompt_tokens / chunk * prompt_s
         prompt_share = np.minimum(1.0, loads * service_s)
@@ -252,7 +251,7 @@ class Replica:
         )
         due = loads * max(1e-12, requests.output_tokens - 1.0)
         per_token_s = np.where(due > 0.0, running / np.maximum(due, 1e-12), 0.0)
-        slow = self._slow_share(requests, limits, loads, per_token_s, chunk, prompt_s, token_s)
+        slow = self._slow_share(requests, limits, loads, per_token_s, parts)
         spread = _DEVIATIONS * np.sqrt(running)
         # Tokens in memory vary with the number of requests, and those with the lengths of each.
         kept = (
@@ -336,9 +335,7 @@ class Replica:
             low, high = float(loads[first - 1]), float(loads[min(first, len(kept) - 1)])
         return low
 
-    def _parts(
-        self, requests: RequestClass, running: Floats, floor_mhz: int, boost_mhz: int
-    ) -> tuple[Floats, Floats, Floats, Floats]:
+    def _parts(self, requests: RequestClass, running: Floats, floor_mhz: int, boost_mhz: int) -> _Parts:
         """Return prompt tokens of a step, seconds of one with them and of one without, and how often none runs."""
         chunk = np.clip(self.step_tokens - running, 1.0, max(1.0, requests.prompt_tokens))
         together = self._together(running)
@@ -361,20 +358,14 @@ class Replica:
         tokens_s: Floats = running * (share / prompt_s + (1.0 - share) / token_s)
         return tokens_s
 
-    @staticmethod
     def _slow_share(
-        requests: RequestClass,
-        limits: Limits,
-        loads: Floats,
-        per_token_s: Floats,
-        chunk: Floats,
-        prompt_s: Floats,
-        token_s: Floats,
+        self, requests: RequestClass, limits: Limits, loads: Floats, per_token_s: Floats, parts: _Parts
     ) -> Floats:
         """Return the share of requests that are slowed too much by the prompts of others between their tokens.
 
         A short answer may meet prompts all the time; a long one meets as many as come in its time, give or take.
         """
+        chunk, prompt_s, token_s, _ = parts
         if (prompt_s <= limits.per_token_s).all():
             return np.zeros_like(loads)
         more_s = np.maximum(1e-9, prompt_s - token_s) * requests.prompt_tokens / chunk

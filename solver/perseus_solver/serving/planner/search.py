@@ -168,7 +168,9 @@ def _guided(costs: PoolCosts, room: Floats | None, best: Path) -> tuple[_Search,
         ahead = np.where((search.prices > 0.0) | (ahead > 0.0), ahead, 0.0)
         if not ahead.any():
             break
-        step = stride * (best.cost - search.first) / float((ahead * ahead).sum())
+        # Where no path is known yet, a bit above what is certain.
+        aim = best.cost if math.isfinite(best.cost) else top.first + 0.05 * abs(top.first)
+        step = stride * (aim - search.first) / float((ahead * ahead).sum())
         prices = np.maximum(0.0, search.prices + step * ahead)
     return top, best
 

@@ -1,4 +1,4 @@
-"""Pools over a week: the steady minutes agree with engines that serve request by request, and policies keep their rules."""
+"""Pools over a week: steady minutes agree with engines that serve request by request; policies keep their rules."""
 
 from __future__ import annotations
 

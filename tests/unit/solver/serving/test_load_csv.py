@@ -22,7 +22,7 @@ def test_rows_may_come_in_any_order_and_lengths_are_those_of_the_requests() -> N
 def test_a_price_holds_for_an_hour() -> None:
     text = "hour,per_kwh,class,requests_per_s,prompt_tokens,output_tokens\n0,0.3,a,1,9,9\n1,0.1,a,1,9,9\n"
     assert load_from_csv("day.csv", text).per_kwh == (0.3, 0.1)
-    with pytest.raises(InvalidTrace, match=r"row 4, column per_kwh: must be that of row 2, which has the same hour"):
+    with pytest.raises(InvalidTrace, match=r"row 4, column per_kwh: must be that of row 2, of the same hour"):
         load_from_csv("day.csv", f"{text}0,0.4,b,1,9,9\n1,0.1,b,1,9,9\n")
 
 
