@@ -27,17 +27,17 @@ from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.objective import Objective, attainment
 from perseus_sim.serving.pools import policies
 from perseus_sim.serving.pools.fluid import MachineSteps
-from perseus_sim.serving.pools.policies import PARALLEL, Clocks, Pool, Schedule, Week, World, pool_load
+from perseus_sim.serving.pools.policies import PARALLEL, ClockPolicy, Pool, PoolSchedule, Week, World, pool_load
 from perseus_sim.serving.pools.service import SHAPES, WEEK_MIN, Service
 from perseus_sim.serving.requests import Request
 from perseus_sim.serving.traces import read_trace
 from perseus_solver.kinds import Floats
 from perseus_solver.serving.planner import (
     Forecaster,
-    Limits,
+    LatencyLimits,
     PlanRequest,
     PoolLoad,
-    Replica,
+    ReplicaModel,
     RequestClass,
     Variant,
     plan,
@@ -46,7 +46,7 @@ from perseus_solver.serving.planner import (
 Result = dict[str, Any]
 STORE: Final = Path("out/serving/weeks.json")
 OBJECTIVE: Final = Objective()
-LIMITS: Final = Limits(
+LIMITS: Final = LatencyLimits(
     OBJECTIVE.first_token_s, OBJECTIVE.undisturbed, OBJECTIVE.per_token_s, attainment=OBJECTIVE.attainment
 )
 WEEKS: Final = 3
@@ -98,18 +98,18 @@ class Bench:
         self.before = {name: load[-2 * WEEK_MIN : -WEEK_MIN] for name, load in self.loads.items()}
         self.errors: dict[Pool, Forecaster] = {}
         self.gap = 0.0
-        self.schedules: dict[str, dict[Pool, Schedule]] = {}
+        self.schedules: dict[str, dict[Pool, PoolSchedule]] = {}
 
     def weeks(self) -> dict[str, Week]:
         """Serve the week by each policy."""
         world, loads, pools = self.world, self.loads, policies.splits(self.service)[SPLIT]
         (whole,) = policies.splits(self.service)["one pool"]
         peak = {whole: policies.peak(world, pool_load(self.week, whole), whole, PARALLEL[-1])}
-        hindsight, self.gap = policies.hindsight(world, self.week, pools, PARALLEL, Clocks.LAW)
+        hindsight, self.gap = policies.hindsight(world, self.week, pools, PARALLEL, ClockPolicy.LAW)
         self.schedules = {
             "peak": peak,
             "clocks": peak,
-            "replicas": policies.forecast(world, loads, (whole,), PARALLEL[-1:], Clocks.HIGHEST),
+            "replicas": policies.forecast(world, loads, (whole,), PARALLEL[-1:], ClockPolicy.HIGHEST),
             "dynamollm": policies.dynamollm(world, loads),
             "ours": self._ours(watch=self.errors.__setitem__),
             "ours_spare": self._ours(spare=1),
@@ -117,17 +117,17 @@ class Bench:
         }
         return {name: policies.served(world, loads, self.schedules[name], clocks_of(name)) for name in POLICIES}
 
-    def _ours(self, **changes: Any) -> dict[Pool, Schedule]:
+    def _ours(self, **changes: Any) -> dict[Pool, PoolSchedule]:
         pools = policies.splits(self.service)[SPLIT]
-        return policies.forecast(self.world, self.loads, pools, PARALLEL, Clocks.LAW, **changes)
+        return policies.forecast(self.world, self.loads, pools, PARALLEL, ClockPolicy.LAW, **changes)
 
     def splits(self) -> dict[str, tuple[int, float]]:
         """Pools of each split, and kWh of the best plan of the week before, at known load."""
         found = {}
         for name, pools in policies.splits(self.service).items():
-            schedules, _ = policies.hindsight(self.world, self.before, pools, PARALLEL, Clocks.LAW)
+            schedules, _ = policies.hindsight(self.world, self.before, pools, PARALLEL, ClockPolicy.LAW)
             two = {one: np.concatenate([load, load]) for one, load in self.before.items()}
-            done = policies.served(self.world, two, schedules, Clocks.LAW)
+            done = policies.served(self.world, two, schedules, ClockPolicy.LAW)
             found[name] = len(pools), done.joules / 3.6e6
         return found
 
@@ -179,9 +179,11 @@ class Bench:
         return lambda _: Law(table, OBJECTIVE, machine)
 
 
-def clocks_of(policy: str) -> Clocks:
+def clocks_of(policy: str) -> ClockPolicy:
     """How a policy sets clocks."""
-    return {"peak": Clocks.HIGHEST, "replicas": Clocks.HIGHEST, "dynamollm": Clocks.SINGLE}.get(policy, Clocks.LAW)
+    return {"peak": ClockPolicy.HIGHEST, "replicas": ClockPolicy.HIGHEST, "dynamollm": ClockPolicy.SINGLE}.get(
+        policy, ClockPolicy.LAW
+    )
 
 
 def benches() -> Iterator[tuple[str, Bench]]:
@@ -257,13 +259,7 @@ def speed() -> Result:
     done = plan(asked)
     took_s = time.perf_counter() - begun_s
     return {
-        "serving_plan_s_24h": {
-            "value": took_s,
-            "unit": "s",
-            "peer": "SCIP, one program of all clocks",
-            "peer_value": 99.0,
-            "ratio": 99.0 / took_s,
-        },
+        "serving_plan_s_24h": figure(took_s, "s"),
         "serving_plan_gap_percent": figure(100.0 * done.gap, "%"),
     }
 
@@ -283,7 +279,7 @@ def largest(min_up: int = 2) -> PlanRequest:
 def _variant(gpus: int) -> Variant:
     machine = Machine("h100", "llama-3.1-70b", gpus)
     clocks = [mhz for mhz in machine.clocks_mhz if (machine.clocks_mhz[-1] - mhz) % 120 == 0][-10:]
-    replica = Replica(gpus, MachineSteps(machine, 500.0), machine.clocks_mhz[-1], machine.kv_capacity)
+    replica = ReplicaModel(gpus, MachineSteps(machine, 500.0), machine.clocks_mhz[-1], machine.kv_capacity)
     points = replica.points(RequestClass(1_000.0, 200.0, 1_100.0), LIMITS, clocks)
     return Variant(gpus, points, policies.START_S, policies.START_S * machine.costs(machine.clocks_mhz[-1]).idle_w)
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from tests.bench.serving_pool import POLICIES, STORE, WEEKS
 
+from perseus_sim.serving.pools.policies import QUANTILE
+
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 NAMES: Final = {
     "peak": "provisioned for the peak, TP 8, highest clock",
@@ -41,7 +43,7 @@ Deployment**: the planner is a library and a [command](#a-plan-for-your-own-day)
 Llama 3.1 70B on H100s. Lengths are those of Azure's two traces, whose limits are as in
 [Serving](serving.md#how-it-is-simulated). How load moves over a week is published as figures only, so the weeks are
 made up in that shape: from valley to peak 2.8 times (`conv`) and 34.6 times (`code`), weekends with less, days and
-hours that differ by chance, two bursts a day that nobody announced. Two weeks before are known to whoever forecasts.
+hours that differ by chance, two bursts a day that nobody announced. Who forecasts knows the two weeks before.
 Energy is that of all GPUs, against what is provisioned for the week's heaviest minute.
 
 {tables}
@@ -54,8 +56,11 @@ a week of 2024 that cannot be had, and of other lengths and limits: they stand b
   ones joined), replicas each half hour for the heaviest load of the same half hour before, parallelism each five
   minutes, which costs nothing, the best single clock at once, not after five seconds.
 - *Planner and law* plans each quarter of an hour from forecasts, with starts of seven minutes that draw power, and
-  sets clocks as [the agent's law](serving.md) does. The headroom is what would have kept the objective a week before.
+  sets clocks as [the agent's law](serving.md) does. Its headroom is what forecasts have missed until then, in
+  {quantile} of 100 quarters of an hour.
 - *Hindsight* is the same model with the load known, proven optimal: no plan of its kind needs less.
+
+What follows:
 
 {conclusions}
 
@@ -63,9 +68,18 @@ a week of 2024 that cannot be had, and of other lengths and limits: they stand b
 
 Each minute of a week is taken as steady: what replicas draw follows from the steps of the simulated machine, what is
 late from a queue behind a router that knows backlogs. Minutes drawn from the first week of each trace were also served
-request by request by the simulated engines, with the agent's own law:
+request by request by the simulated engines, with the agent's own law, and DynamoLLM's rule each five seconds:
 
 {sampled}
+
+- Steady minutes are kind to DynamoLLM, whose clocks come late in the engines. They are kind to the law on coding, too,
+  where it raises clocks for prompts longer than the mean: its engines draw up to a seventh more than the table says.
+- With eight GPUs a replica the fit of the steps is 5.1 % off at worst, just beyond the 5 % that the operator accepts: a
+  real pool would keep its default clocks there. The second row assumes that it does not.
+- The shape of the week, its bursts and its chance are ours. So is how watts follow the clock: **assumed**, as for
+  [clocks alone](serving.md).
+- Nobody lost a replica in these weeks. That one may be lost is a rule that the plan keeps, and its price is the
+  difference of two rows.
 
 ## The split by lengths does not pay here
 
@@ -87,7 +101,8 @@ a price or kg of CO₂, if that is to be least. It prints replicas, GPUs of each
 hour; the gap; and whether the heaviest hour of each class, served request by request, keeps the objective.
 [All options](command-line.md#perseus-serve-plan).
 
-[Design note 0038](design/0038-plans-of-replicas.md) says how it plans {plan}.
+[Design note 0038](design/0038-plans-of-replicas.md) says how a day of nine classes is planned within seconds, with a
+proof.
 """
 
 
@@ -129,7 +144,8 @@ def _conclusions(kept: dict[str, Any]) -> Iterator[str]:
         f"{over[worst]:.1f} % at worst (`{worst}`)."
     )
     yield (
-        f"- The lowest attainment of *planner and law* is {attained[lowest]:.2f} % (`{lowest}`). What it misses are "
+        f"- The attainment of *planner and law* is at least 99 % in {sum(one >= 99 for one in attained.values())} of "
+        f"{len(attained)} loads, and {attained[lowest]:.2f} % at the lowest (`{lowest}`). What it misses are "
         "bursts: they last as long as a replica takes to start."
     )
     yield (
@@ -177,7 +193,7 @@ def main() -> None:
         conclusions="\n".join(map(_wrapped, _conclusions(kept))),
         sampled="\n".join(_sampled(kept)),
         splits="\n".join(_splits(kept)),
-        plan="a day of nine classes in milliseconds, with a proof",
+        quantile=f"{100 * QUANTILE:g}",
     )
     (DOCS / "serving-planner.md").write_text(page, encoding="utf-8")
     draw(kept["conv_1"], DOCS / "images" / "serving-planner.png")

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perseus_solver.serving.planner import (
-    Choice,
     OperatingPoint,
     PlanRequest,
+    PoolChoice,
     PoolLoad,
     Tariff,
     TooFewGpus,
@@ -59,7 +59,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     )
 
 
-def variant_of(pool: PoolLoad, choice: Choice) -> Variant:
+def variant_of(pool: PoolLoad, choice: PoolChoice) -> Variant:
     """The variant that was chosen."""
     return next(one for one in pool.variants if one.gpus == choice.gpus)
 
@@ -85,7 +85,7 @@ def test_every_load_is_carried_with_the_spare_replicas_lost(asked: PlanRequest) 
 def test_no_more_were_started_in_the_minimum_up_time_than_serve(asked: PlanRequest) -> None:
     done = plan(asked)
     for day in done.choices.values():
-        for before, after in itertools.pairwise((Choice(0, 0, 0, 0, 0.0), *day)):
+        for before, after in itertools.pairwise((PoolChoice(0, 0, 0, 0, 0.0), *day)):
             kept = before.replicas if before.gpus == after.gpus else 0
             assert after.starts == max(0, after.replicas - kept)
         for epoch, choice in enumerate(day):

@@ -17,7 +17,7 @@ from perseus_solver.errors import SolverError
 if TYPE_CHECKING:
     from perseus_sim.serving.machine import Machine
     from perseus_sim.serving.objective import Objective
-    from perseus_solver.serving.planner import Limits, PlanRequest, ReplicaPlan, Variant
+    from perseus_solver.serving.planner import LatencyLimits, PlanRequest, ReplicaPlan, Variant
     from perseus_solver.serving.planner.load_csv import ClassLoad, DayLoad
 
 DOES: Final = "replicas, parallelism and clocks of each class of requests for a day's load, hour by hour, with a bound"
@@ -83,11 +83,11 @@ def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[st
     Raises:
         SolverError: the input cannot be used, or GPUs do not suffice.
     """
-    from perseus_solver.serving.planner import Limits, PlanRequest, PoolLoad, Tariff, plan
+    from perseus_solver.serving.planner import LatencyLimits, PlanRequest, PoolLoad, Tariff, plan
     from perseus_solver.serving.planner.load_csv import load_from_csv
 
     day = load_from_csv(options.load.name, _text(options.load))
-    limits = Limits(**asdict(objective))
+    limits = LatencyLimits(**asdict(objective))
     machines = _machines(options)
     more = 1.0 + options.headroom / 100.0
     pools = []
@@ -133,19 +133,19 @@ def _machines(options: argparse.Namespace) -> dict[int, Machine]:
 
 
 def _variants(
-    options: argparse.Namespace, one: ClassLoad, limits: Limits, machines: dict[int, Machine]
+    options: argparse.Namespace, one: ClassLoad, limits: LatencyLimits, machines: dict[int, Machine]
 ) -> tuple[Variant, ...]:
     from perseus_sim.serving.canary import ladder
     from perseus_sim.serving.pools.fluid import MachineSteps
     from perseus_sim.serving.pools.policies import BOOST_DELAY_S, BOOST_MHZ
-    from perseus_solver.serving.planner import Replica, RequestClass, Variant
+    from perseus_solver.serving.planner import ReplicaModel, RequestClass, Variant
 
     requests = RequestClass.exponential(one.prompt_tokens, one.output_tokens)
     found = []
     for gpus, machine in machines.items():
         highest_mhz = machine.clocks_mhz[-1]
         steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
-        replica = Replica(gpus, steps, highest_mhz, machine.kv_capacity)
+        replica = ReplicaModel(gpus, steps, highest_mhz, machine.kv_capacity)
         points = tuple(
             replica.points(requests, limits, (mhz,), (replica.raised_mhz(requests, mhz, BOOST_MHZ, BOOST_DELAY_S),))[
                 -1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from perseus_sim.serving.machine import Machine
 from perseus_solver.kinds import Bools, Floats, Index
-from perseus_solver.serving.planner import Limits, OperatingPoint, Replica, RequestClass, Steady
+from perseus_solver.serving.planner import LatencyLimits, OperatingPoint, ReplicaModel, RequestClass, Steady
 
 LATE_FACTOR: Final = 2.0
 """First tokens that are late in the engines over those by the planner's queue: 1.6 to 2.2."""
@@ -24,7 +24,7 @@ _MOST: Final = 1.25
 
 
 class MachineSteps:
-    """Steps of a simulated machine, for `Replica`.
+    """Steps of a simulated machine, for `ReplicaModel`.
 
     Args:
         machine: the machine.
@@ -91,12 +91,12 @@ class FluidPool:
         self,
         machine: Machine,
         requests: RequestClass,
-        limits: Limits,
+        limits: LatencyLimits,
         points: dict[tuple[int, int], OperatingPoint],
     ) -> None:
         highest_mhz = machine.clocks_mhz[-1]
         steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
-        self._replica = Replica(machine.parallel, steps, highest_mhz, machine.kv_capacity)
+        self._replica = ReplicaModel(machine.parallel, steps, highest_mhz, machine.kv_capacity)
         self._requests, self._limits = requests, limits
         self._points = points
         self._pairs = tuple(points)

@@ -19,7 +19,7 @@ import numpy as np
 from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Floats
 from perseus_solver.serving.planner.costs import PoolCosts, pool_costs
-from perseus_solver.serving.planner.problem import Choice, PlanRequest, PoolLoad, ReplicaPlan
+from perseus_solver.serving.planner.problem import PlanRequest, PoolChoice, PoolLoad, ReplicaPlan
 from perseus_solver.serving.planner.search import Path, gpus_of, least, origin, relaxed, started
 
 _ROUNDS: Final = 80
@@ -192,14 +192,14 @@ def _settled(costs: Sequence[PoolCosts], gpus: float, used: list[Floats]) -> lis
     return paths
 
 
-def _choices(request: PlanRequest, pool: PoolLoad, costs: PoolCosts, path: Path) -> tuple[Choice, ...]:
+def _choices(request: PlanRequest, pool: PoolLoad, costs: PoolCosts, path: Path) -> tuple[PoolChoice, ...]:
     before, found = origin(costs), []
     for epoch, state in enumerate(path.states):
         variant = pool.variants[state.variant]
         at = epoch, state.variant, state.replicas
         starts = started(before, state)
         found.append(
-            Choice(
+            PoolChoice(
                 gpus=variant.gpus if state.replicas else 0,
                 replicas=state.replicas,
                 starts=starts,

@@ -242,7 +242,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PoolChoice:
     """What serves a pool in an epoch.
 
     Attributes:
@@ -271,7 +271,7 @@ class ReplicaPlan:
         expanded: states of the search, for statistics.
     """
 
-    choices: dict[str, tuple[Choice, ...]]
+    choices: dict[str, tuple[PoolChoice, ...]]
     cost: float
     bound: float
     expanded: int

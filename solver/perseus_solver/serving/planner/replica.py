@@ -22,10 +22,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Bools, Floats
 from perseus_solver.serving.model import StepModel, WattModel
 from perseus_solver.serving.planner.problem import OperatingPoint
+from perseus_solver.serving.planner.requests import LatencyLimits, RequestClass
 
 PER_TOKEN_MARGIN: Final = 0.85
 """Of the limit, for the mean time per token: 1 of 100 requests has a sixth more."""
@@ -38,8 +38,6 @@ _MOST_PROMPTS: Final = 0.95
 _LOADS: Final = 17
 """Between which watts are taken in proportion."""
 _HALVINGS: Final = 24
-_PROMPTS: Final = 8
-"""Lengths of prompts, and of answers, that stand for all."""
 _POOLED: Final = 16
 """Replicas up to which each more lets all of them carry more; of so many, all but the last tenth is used."""
 _DEVIATIONS: Final = 3.0
@@ -47,7 +45,7 @@ _DEVIATIONS: Final = 3.0
 _Parts = tuple[Floats, Floats, Floats, Floats]
 
 
-class Steps(Protocol):
+class EngineSteps(Protocol):
     """What steps take: a fitted model, or a machine that is given."""
 
     def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
@@ -81,99 +79,6 @@ class FittedSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestClass:
-    """Requests of one kind.
-
-    Attributes:
-        prompt_tokens: computed of a prompt, mean.
-        output_tokens: of an answer, mean.
-        kv_tokens: whose keys and values a request that decodes reads in a step, mean.
-        prompt_scv: squared coefficient of variation of the prompts' tokens.
-        arrival_scv: of the times between arrivals; 1: they come independently of each other.
-        prompts: tokens of prompts that are equally frequent; empty: the mean stands for all.
-        outputs: tokens of answers that are equally frequent; empty: the mean stands for all.
-
-    Raises:
-        InvalidProblem: a value is out of range; the message names the field and the rule.
-    """
-
-    prompt_tokens: float
-    output_tokens: float
-    kv_tokens: float
-    prompt_scv: float = 1.0
-    arrival_scv: float = 1.0
-    prompts: tuple[float, ...] = ()
-    outputs: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("prompt_tokens", 1.0, 1e7),
-            ("output_tokens", 1.0, 1e7),
-            ("kv_tokens", 0.0, 1e9),
-            ("prompt_scv", 0.0, 1e4),
-            ("arrival_scv", 0.0, 1e4),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise InvalidProblem(f"{name} must be from {least:g} to {most:,.0f}, not {getattr(self, name)!r}")
-
-    @classmethod
-    def seen(cls, prompts: Sequence[int], outputs: Sequence[int], arrival_scv: float = 1.0) -> RequestClass:
-        """Return the class of requests that were seen: tokens of each prompt and of its answer.
-
-        >>> requests = RequestClass.seen([100, 300], [10, 30])
-        >>> requests.prompt_tokens, requests.output_tokens, requests.kv_tokens, requests.prompt_scv
-        (200.0, 20.0, 262.5, 0.25)
-        """
-        if not prompts or len(prompts) != len(outputs):
-            raise InvalidProblem("prompts and outputs must be as many, and at least one")
-        prompt, output = np.array(prompts, float), np.array(outputs, float)
-        # Of the requests that decode at a moment, long answers are more than of those that arrive.
-        kv_tokens = float((output * (prompt + output / 2)).mean() / output.mean())
-        scv = float(prompt.var() / prompt.mean() ** 2)
-        middles = (np.arange(_PROMPTS) + 0.5) / _PROMPTS
-        typical = [tuple(map(float, np.quantile(tokens, middles))) for tokens in (prompt, output)]
-        return cls(float(prompt.mean()), float(output.mean()), kv_tokens, scv, arrival_scv, *typical)
-
-    @classmethod
-    def exponential(cls, prompt_tokens: float, output_tokens: float) -> RequestClass:
-        """Return the class of requests of which means are known: lengths are taken as exponential."""
-        middles = -np.log1p(-(np.arange(_PROMPTS) + 0.5) / _PROMPTS)
-        prompts, outputs = (
-            tuple(map(float, np.maximum(1.0, mean * middles))) for mean in (prompt_tokens, output_tokens)
-        )
-        return cls(prompt_tokens, output_tokens, prompt_tokens + output_tokens, 1.0, 1.0, prompts, outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What requests were promised.
-
-    Attributes:
-        first_token_s: of the time to the first token.
-        undisturbed: instead, where that is longer, so many times what the prompt takes alone at the highest clock.
-        per_token_s: of a request's mean time between tokens.
-        attainment: share of the requests that shall keep both.
-
-    Raises:
-        InvalidProblem: a value is out of range; the message names the field and the rule.
-    """
-
-    first_token_s: float
-    undisturbed: float
-    per_token_s: float
-    attainment: float = 0.99
-
-    def __post_init__(self) -> None:
-        for name, most in (("first_token_s", 3_600.0), ("per_token_s", 3_600.0)):
-            if not 0.0 < getattr(self, name) <= most:
-                raise InvalidProblem(f"{name} must be more than 0 and at most {most:g}, not {getattr(self, name)!r}")
-        if not 0.0 <= self.undisturbed < math.inf:
-            raise InvalidProblem(f"undisturbed must be at least 0 and finite, not {self.undisturbed!r}")
-        if not 0.0 < self.attainment < 1.0:
-            raise InvalidProblem(f"attainment must be between 0 and 1, not {self.attainment!r}")
-
-
-@dataclass(frozen=True, slots=True)
 class Steady:
     """A replica under constant loads; arrays of the loads' shape.
 
@@ -199,7 +104,7 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaModel:
     """An engine on so many GPUs.
 
     Attributes:
@@ -212,13 +117,15 @@ class Replica:
     """
 
     gpus: int
-    steps: Steps
+    steps: EngineSteps
     highest_mhz: int
     kv_capacity: int
     most_running: int = 256
     step_tokens: int = 512
 
-    def steady(self, requests: RequestClass, limits: Limits, loads: Floats, floor_mhz: int, boost_mhz: int) -> Steady:
+    def steady(
+        self, requests: RequestClass, limits: LatencyLimits, loads: Floats, floor_mhz: int, boost_mhz: int
+    ) -> Steady:
         """Return what constant loads do.
 
         Args:
@@ -266,7 +173,7 @@ class Replica:
     def points(
         self,
         requests: RequestClass,
-        limits: Limits,
+        limits: LatencyLimits,
         floors_mhz: Sequence[int],
         boosts_mhz: Sequence[int] = (),
         *,
@@ -308,7 +215,7 @@ class Replica:
         return round(1.0 / (before / floor_mhz + (1.0 - before) / max(floor_mhz, boost_mhz)))
 
     def _carried(
-        self, requests: RequestClass, limits: Limits, most: float, floor_mhz: int, boost_mhz: int
+        self, requests: RequestClass, limits: LatencyLimits, most: float, floor_mhz: int, boost_mhz: int
     ) -> tuple[float, ...]:
         """Return the load of each replica up to which first tokens come in time, where there are 1, 2, …."""
         if most <= 0.0:
@@ -323,7 +230,7 @@ class Replica:
             carried.append(float(loads[first - 1]) if first else 0.0)
         return tuple(np.maximum.accumulate(carried).tolist())
 
-    def _most_load(self, requests: RequestClass, limits: Limits, floor_mhz: int, boost_mhz: int) -> float:
+    def _most_load(self, requests: RequestClass, limits: LatencyLimits, floor_mhz: int, boost_mhz: int) -> float:
         """Return the load up to which all limits are kept, within a thousandth; 0: there is none."""
         low, high = 0.0, 1.0 / max(1e-9, float(self._parts(requests, np.zeros(1), floor_mhz, boost_mhz)[1][0]))
         for _ in range(3):
@@ -359,7 +266,7 @@ class Replica:
         return tokens_s
 
     def _slow_share(
-        self, requests: RequestClass, limits: Limits, loads: Floats, per_token_s: Floats, parts: _Parts
+        self, requests: RequestClass, limits: LatencyLimits, loads: Floats, per_token_s: Floats, parts: _Parts
     ) -> Floats:
         """Return the share of requests that are slowed too much by the prompts of others between their tokens.
 
@@ -380,7 +287,7 @@ class Replica:
         slow: Floats = np.where(prompt_s <= limits.per_token_s, 0.0, total / len(outputs))
         return slow
 
-    def late_share(self, requests: RequestClass, limits: Limits, steady: Steady, replicas: int) -> Floats:
+    def late_share(self, requests: RequestClass, limits: LatencyLimits, steady: Steady, replicas: int) -> Floats:
         """Return the share of requests whose first token comes late.
 
         Args:
@@ -402,7 +309,7 @@ class Replica:
         late: Floats = np.where(steady.prompt_share >= 0.999, 1.0, total / len(prompts))
         return late
 
-    def first_token_limit_s(self, prompt_tokens: float, limits: Limits) -> float:
+    def first_token_limit_s(self, prompt_tokens: float, limits: LatencyLimits) -> float:
         """Return the limit of a prompt's first token."""
         one = np.array([0.0]), np.array([0.0]), np.array([prompt_tokens])
         return max(limits.first_token_s, limits.undisturbed * float(self.steps.seconds(self.highest_mhz, *one)[0]))

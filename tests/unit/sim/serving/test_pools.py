@@ -14,13 +14,13 @@ from perseus_sim.serving.fleet import Setting, run
 from perseus_sim.serving.load import Chat
 from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.objective import Objective, attainment
-from perseus_sim.serving.pools.policies import Clocks, World, hindsight, merged, peak, served, splits
+from perseus_sim.serving.pools.policies import ClockPolicy, World, hindsight, merged, peak, served, splits
 from perseus_sim.serving.pools.service import WEEK_MIN, Service, Shape, class_of
 from perseus_sim.serving.requests import Request
-from perseus_solver.serving.planner import Limits
+from perseus_solver.serving.planner import LatencyLimits
 
 OBJECTIVE = Objective()
-LIMITS = Limits(OBJECTIVE.first_token_s, OBJECTIVE.undisturbed, OBJECTIVE.per_token_s, OBJECTIVE.attainment)
+LIMITS = LatencyLimits(OBJECTIVE.first_token_s, OBJECTIVE.undisturbed, OBJECTIVE.per_token_s, OBJECTIVE.attainment)
 SHAPE = Shape(peak=12.0, valley_to_peak=4.0, weekend=0.6)
 CHAT = Chat(4.0, prompt_tokens=700, output_tokens=150)
 
@@ -47,15 +47,15 @@ def drawn(world: World, rate: float, seconds: float) -> list[Request]:
 def test_a_steady_minute_agrees_with_engines_that_serve_each_request(world: World, share: float) -> None:
     replicas, seconds, machine = 2, 40.0, world.machines[1]
     (pool,) = splits(world.service)["one pool"]
-    (variant,) = world.variants(pool, (1,), Clocks.LAW)
+    (variant,) = world.variants(pool, (1,), ClockPolicy.LAW)
     rate = share * max(point.carried_by(replicas) for point in variant.points)
     requests = drawn(world, rate, seconds)
     mean = len(requests) / seconds
     table = complete_table(machine, OBJECTIVE, 800.0, MODELS["h100"].driver.latency.p50_s)
     for clocks, controller, most in (
-        (Clocks.HIGHEST, lambda _: Fixed(), 1.05),
+        (ClockPolicy.HIGHEST, lambda _: Fixed(), 1.05),
         # The law boosts as far as the prompts that wait need it, which steady minutes take for the most it does.
-        (Clocks.LAW, lambda _: Law(table, OBJECTIVE, machine), 1.3),
+        (ClockPolicy.LAW, lambda _: Law(table, OBJECTIVE, machine), 1.3),
     ):
         done = run(Setting(machine, MODELS["h100"].driver, replicas), requests, controller, tail_s=0.0)
         steady = world.fluid(pool, 1, clocks).serve(np.array([mean]), np.array([replicas]))
@@ -67,7 +67,7 @@ def test_a_steady_minute_agrees_with_engines_that_serve_each_request(world: Worl
 
 def test_a_pool_that_is_offered_more_than_it_computes_is_late_until_that_is_served(world: World) -> None:
     (pool,) = splits(world.service)["one pool"]
-    fluid = world.fluid(pool, 1, Clocks.HIGHEST)
+    fluid = world.fluid(pool, 1, ClockPolicy.HIGHEST)
     loads = np.array([10.0, 60.0, 10.0, 10.0, 10.0, 10.0])
     done = fluid.serve(loads, np.ones(6, dtype=np.intp))
     late = done.late / done.requests
@@ -84,14 +84,14 @@ def test_the_optimum_in_hindsight_costs_less_than_what_is_provisioned_for_the_pe
     pools = splits(world.service)["one pool"]
     (pool,) = pools
     total = np.sum(list(loads.values()), axis=0)
-    fixed = served(world, loads, {pool: peak(world, total, pool, 2)}, Clocks.HIGHEST)
-    schedules, gap = hindsight(world, loads, pools, (1, 2), Clocks.LAW)
-    best = served(world, loads, schedules, Clocks.LAW)
+    fixed = served(world, loads, {pool: peak(world, total, pool, 2)}, ClockPolicy.HIGHEST)
+    schedules, gap = hindsight(world, loads, pools, (1, 2), ClockPolicy.LAW)
+    best = served(world, loads, schedules, ClockPolicy.LAW)
     assert gap == pytest.approx(0.0, abs=1e-6)
     assert best.joules < 0.7 * fixed.joules
     assert best.attainment_percent >= 99.0
-    spare, _ = hindsight(world, loads, pools, (1, 2), Clocks.LAW, spare=1)
-    assert served(world, loads, spare, Clocks.LAW).attainment_percent >= best.attainment_percent
+    spare, _ = hindsight(world, loads, pools, (1, 2), ClockPolicy.LAW, spare=1)
+    assert served(world, loads, spare, ClockPolicy.LAW).attainment_percent >= best.attainment_percent
 
 
 def test_a_week_has_the_shape_that_was_asked_for(world: World) -> None:

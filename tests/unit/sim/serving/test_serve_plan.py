@@ -37,6 +37,7 @@ def load(folder: Path, *rows: str, head: str = HEAD) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_a_day_is_planned_by_hour_and_class_and_its_heaviest_hours_are_served(perseus: Perseus, tmp_path: Path) -> None:
     rows = [f"{hour},chat,{rate},400,60" for hour, rate in enumerate((2, 2, 18, 18, 2))]
     rows += [f"{hour},code,0.5,900,20" for hour in range(5)]
