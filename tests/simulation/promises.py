@@ -39,8 +39,8 @@ class Promises:
     def __init__(self, world: World) -> None:
         self._world = world
         self._now = world.scheduler
-        self._wrong_ns: dict[str, int] = {}
-        """Since when a GPU has been locked without a reason."""
+        self._wrong_ns: dict[str, tuple[int, float]] = {}
+        """Since when a GPU has been locked without a reason, and for how many seconds it may be."""
         self._excused_ns: dict[str, int] = {}
         """Until when a node's driver excuses it."""
         self._unkept_ns: dict[str, int] = {}
@@ -70,6 +70,11 @@ class Promises:
         self._foreign |= fault.kind == "foreign lock"
         if fault.kind == "rank forges":  # its job has what it has written
             self._forged.add(f"job-{fault.place % len(self._world.training)}")
+        if fault.kind == "keeper killed":  # of two deaths the second
+            node = self._world.nodes[self._node_of(fault)]
+            self._unkept_ns[node.name] = self._now.now_ns
+            for gpu in node.gpus:
+                self._wrong_ns.pop(gpu.uuid, None)
         if fault.kind == "journal torn":
             self._torn.add(self._node_of(fault))
 
@@ -101,9 +106,10 @@ class Promises:
         serves = agent is not None and agent.process.alive and not agent.process.stopped and agent.service is not None
         if not serves:
             self._fresh_ns[node.name] = now_ns
-        kept = node.keeper is not None and node.keeper.alive and node.keeper in node._watching
-        if not kept or node._watching[node.keeper] is not agent:  # type: ignore[index]
-            self._unkept_ns[node.name] = now_ns
+        if agent is not None and agent.process.alive:  # a keeper whose agent has died has only to give back, and ends
+            keeper = node.keeper
+            if keeper is None or not keeper.alive or node._watching.get(keeper) is not agent:
+                self._unkept_ns[node.name] = now_ns
         for gpu in node.gpus:
             if gpu.locked_mhz and gpu.foreign_ns is None:
                 self._look_at_locked(node, gpu)
@@ -120,11 +126,8 @@ class Promises:
             self._wrong_ns.pop(gpu.uuid, None)
             return
         now_ns = self._now.now_ns
-        since_ns = self._wrong_ns.setdefault(gpu.uuid, now_ns)
-        within_s = GIVEN_BACK_S
-        if now_ns - self._unkept_ns.get(node.name, 0) < int(UNKEPT_S * NS):
-            since_ns = self._wrong_ns[gpu.uuid] = max(since_ns, self._unkept_ns[node.name])
-            within_s = UNKEPT_S
+        unkept = now_ns - self._unkept_ns.get(node.name, 0) < int(UNKEPT_S * NS)
+        since_ns, within_s = self._wrong_ns.setdefault(gpu.uuid, (now_ns, UNKEPT_S if unkept else GIVEN_BACK_S))
         if now_ns < self._excused_ns.get(node.name, 0):
             return
         if now_ns - since_ns > int(within_s * NS):
