@@ -43,6 +43,7 @@ STAGES, MICROBATCHES, PIPELINES = 3, 6, 2
 NAMESPACE, JOB, POOL = "default", "gpt3", "chat"
 PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
 POOLS = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.POOL_PLURAL)
+SERVING_NODE = "node-serving"
 LOWEST_MHZ = 1200
 """Of the pool: low enough that prompts which wait need a higher one. Each clock takes some ten seconds to be tried."""
 FOUND = {"energy": "31.20%", "low": "28.40%", "high": "33.90%", "blocks": 24, "millijoulesPerToken": 480}
@@ -111,13 +112,12 @@ class World:
         await_true("savings are measured", lambda: "savings" in self.status())
         await_true("the model is judged", lambda: "calibration" in self.status(), 90)
         await_true("clocks follow the load", lambda: self._of_pool("ClocksApplied"), 240)
-        for pod in self.engines.pods:  # for whose prompts clocks are raised
-            self.engines.signal(pod, signal.SIGUSR1)
+        await_true("clocks are raised for prompts", self._raised)
 
     def _serve(self, flags: Sequence[str]) -> LiveEngines:
         """Start engines and their pool, which a first operator sees, and of which it leaves savings behind."""
         self.cluster.start_operator(*flags)
-        node = self.cluster.add_node("node-serving", 2, MODELS["h100"], driver="h100")
+        node = self.cluster.add_node(SERVING_NODE, 2, MODELS["h100"], driver="h100")
         requests = [Chat(per_second=3.0).requests(1_800.0, seed=replica) for replica in range(2)]
         burst = Chat(per_second=60.0).requests(1.0, seed=99)
         engines = start_engines(self.cluster, node, POOL, requests, gpu="h100", model="llama-3.1-8b", burst=burst)
@@ -131,6 +131,15 @@ class World:
         self.cluster.stop_operator()
         self.custom.patch_namespaced_custom_object_status(*POOLS, POOL, {"status": {"savings": FOUND}})
         return engines
+
+    def _raised(self) -> bool:
+        """Have prompts come; a replica that stalls just now is at its default clocks, and raises none for them."""
+        for pod in self.engines.pods:
+            self.engines.signal(pod, signal.SIGUSR1)
+        time.sleep(3)
+        url = f"http://{self.cluster.nodes[SERVING_NODE].metrics_address}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            return b"perseus_agent_boost_seconds{" in page.read()
 
     def _of_pool(self, condition: str) -> bool:
         status = self.custom.get_namespaced_custom_object(*POOLS, POOL).get("status", {})

@@ -217,8 +217,8 @@ class _Call:
             refused = "connection refused"
             self.network.send(self.link, lambda: self.fail(grpc.StatusCode.UNAVAILABLE, refused))
             return
-        self._server = agent.process
-        scheduler.spawn(agent.process, self.method, lambda: self._serve(agent.service, request))
+        self._server, service = agent.process, agent.service
+        scheduler.spawn(agent.process, self.method, lambda: self._serve(service, request))
 
     def _serve(self, service: Any, request: bytes) -> None:
         """A thread of the agent's gRPC server."""
