@@ -31,7 +31,7 @@ from perseus_operator.replicas.shards import Replica
 from perseus_operator.servers import handlers
 from perseus_operator.servers.serving import Serving
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
-from perseus_operator.solving.pool import RESTORES, SolverPool
+from perseus_operator.solving.pool import RESTORES, SPARE, SolverPool
 from perseus_runtime.addresses import parse_address
 from perseus_runtime.direct import bypass_proxies
 from perseus_runtime.logs import log_to_stderr
@@ -79,7 +79,7 @@ class Process:
             timeout_s=settings.solve_timeout_s,
             memory_mib=worker_memory_mib(
                 settings.solve_memory_mib,
-                processes=RESTORES if self._solvers else settings.solve_workers + RESTORES,
+                processes=RESTORES if self._solvers else settings.solve_workers + SPARE + RESTORES,
                 limit_mib=container_limit_mib(),
             ),
             service=self._solvers,

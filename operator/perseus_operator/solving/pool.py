@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from perseus_operator.errors import SolveFailed
 from perseus_operator.solving.answers import most_calibration_bytes, most_frontier_bytes
@@ -27,6 +27,8 @@ from perseus_operator.solving.verification import RestoreRequest
 
 RESTORES: Final = 1
 """Stored frontiers verified at a time, beside the solves: after a restart all jobs wait for theirs."""
+SPARE: Final = 1
+"""Solves beside the others, of a namespace that has none while another has several: theirs may take minutes each."""
 _MAX_REMEMBERED: Final = 1_024
 
 
@@ -44,8 +46,8 @@ class Workers(Protocol):
 class LocalWorkers:
     """Processes of this pod, at most so many at a time."""
 
-    def __init__(self, workers: int, *, timeout_s: float, memory_mib: int) -> None:
-        self.slots = FairSlots(workers)
+    def __init__(self, workers: int, *, timeout_s: float, memory_mib: int, spare: int = 0) -> None:
+        self.slots = FairSlots(workers, spare=spare)
         self._timeout_s = timeout_s
         self._memory_mib = memory_mib
 
@@ -68,8 +70,9 @@ class SolverPool:
             service: solves and calibrates instead. Its answers and stored frontiers are verified here, which is short.
         """
         self._trusted = service is None
-        self.solvers: Workers = service or LocalWorkers(workers, timeout_s=timeout_s, memory_mib=memory_mib)
-        self._restorers = LocalWorkers(RESTORES, timeout_s=timeout_s, memory_mib=memory_mib)
+        limits: Any = {"timeout_s": timeout_s, "memory_mib": memory_mib}
+        self.solvers: Workers = service or LocalWorkers(workers, spare=SPARE, **limits)
+        self._restorers = LocalWorkers(RESTORES, **limits)
         self._shared = SharedWork[Verdict]()
         self._failed: OrderedDict[bytes, Verdict] = OrderedDict()
         self.solves = 0

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 
 class FairSlots:
     """At most so many at a time; a free slot goes to the waiting namespace whose last turn is longest ago."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, spare: int = 0) -> None:
+        """``spare``: slots beyond these for namespaces that hold none, while another namespace holds several."""
+        self._spare = spare
         self.slots = slots
         """As many as there are now; more may be held for a while after a `resize`."""
         self.held = 0
@@ -80,9 +82,17 @@ class FairSlots:
             del self._holding[namespace]
             self._served.pop(namespace, None)
 
+    def _eligible(self) -> Collection[str]:
+        """The namespaces that wait and may have a slot now."""
+        if self.held < self.slots:
+            return self._waiting
+        if self.held < self.slots + self._spare and max(self._holding.values(), default=0) > 1:
+            return [name for name in self._waiting if not self._holding[name]]
+        return ()
+
     def _grant(self) -> None:
-        while self.held < self.slots and self._waiting:
-            namespace = min(self._waiting, key=lambda name: self._served.get(name, 0))
+        while eligible := self._eligible():
+            namespace = min(eligible, key=lambda name: self._served.get(name, 0))
             queue = self._waiting[namespace]
             first = queue.popleft()
             if not queue:

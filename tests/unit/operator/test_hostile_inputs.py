@@ -150,6 +150,43 @@ async def test_a_namespace_waits_for_no_more_than_one_turn_of_each_other(slots: 
         assert first < len(set(waiting))
 
 
+@given(st.integers(2, 4), st.lists(st.sampled_from(["honest", "other"]), min_size=1, max_size=6))
+async def test_who_has_none_goes_on_beside_one_that_has_all(slots: int, asked: list[str]) -> None:
+    turns, running, go = FairSlots(slots, spare=1), list[str](), asyncio.Event()
+
+    async def work(namespace: str) -> None:
+        async with turns.turn(namespace):
+            running.append(namespace)
+            await go.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for namespace in ["evil"] * 10 + asked:
+            group.create_task(work(namespace))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert running == ["evil"] * slots + asked[:1], "one more, and no more than one"
+        go.set()
+    assert sorted(running) == sorted(["evil"] * 10 + asked)
+
+
+@given(st.integers(1, 4))
+async def test_no_spare_slot_is_for_namespaces_that_have_one_each(slots: int) -> None:
+    turns, running, go = FairSlots(slots, spare=1), list[str](), asyncio.Event()
+
+    async def work(namespace: str) -> None:
+        async with turns.turn(namespace):
+            running.append(namespace)
+            await go.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(slots + 3):
+            group.create_task(work(f"namespace-{number}"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(running) == slots
+        go.set()
+
+
 async def test_turns_are_kept_when_those_who_wait_give_up() -> None:
     turns = FairSlots(1)
     async with turns.turn("a"):
