@@ -101,7 +101,7 @@ a price or kg of CO₂, if that is to be least. It prints replicas, GPUs of each
 hour; the gap; and whether the heaviest hour of each class, served request by request, keeps the objective.
 [All options](command-line.md#perseus-serve-plan).
 
-[Design note 0038](design/0038-plans-of-replicas.md) says how a day of nine classes is planned within seconds, with a
+[Design note 0039](design/0039-plans-of-replicas.md) says how a day of nine classes is planned within seconds, with a
 proof.
 """
 

@@ -1,10 +1,12 @@
 """Commands that pages of the documentation show: those of `perseus` run as written, and all others could be run.
 
-What a command reads and no page makes is made up here: profiles, and a description of hardware.
+What a command reads and no page makes is made up here: profiles, a description of hardware, the load of a day, and the
+statement of a month.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from itertools import pairwise
@@ -13,9 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.made_up_fleet import BEGIN_S, END_S, MadeUpPrometheus, fleet
 from tests.pages import commands_of
 
 from perseus_operator.plugin import cli as kubectl_perseus
+from perseus_operator.report.statement import Period, Statement
+from perseus_operator.report.stored import document
+from perseus_operator.report.usage import read_usage
 from perseus_sim.profiles import profile_csv
 from perseus_solver.cli import main
 from perseus_solver.cli.main import main as perseus
@@ -26,6 +32,7 @@ HARDWARE = '{"model": "made up", "switch_latency_s": {"p50": 0.03, "p99": 0.1}, 
 SHORTENED = "--profile p.csv --schedule 1F1B --stages 4 --microbatches 8 --blocking-power 83.64"
 """What the dots of ``perseus plan …`` stand for."""
 EXAMPLES = ROOT / "docs" / "command-line.md"
+DAY = "hour,class,requests_per_s,prompt_tokens,output_tokens\n0,chat,2,1000,200\n1,chat,4,1000,200\n"
 MEASURED = {"--instructions", "--calibration"}
 """A command with one of them needs a run that was measured: it is not run here."""
 
@@ -45,12 +52,36 @@ def pages(program: str) -> list[Path]:
     return sorted({page for page, _ in commands(program) if page.name not in elsewhere})
 
 
+def arguments_of(words: list[str]) -> list[str]:
+    """Return what a program gets: nothing from where the shell sends its output on."""
+    return words[1 : next((place for place, word in enumerate(words) if word in {">", "|"}), None)]
+
+
+def statement() -> str:
+    """Return what `kubectl perseus report --format json` writes of a made-up month."""
+    usage = read_usage(MadeUpPrometheus(fleet(3, 1)), Period(begin_s=BEGIN_S, end_s=END_S), None, {})
+    made_up = Statement(
+        period=Period(begin_s=BEGIN_S, end_s=END_S),
+        taken_s=END_S,
+        scope="all namespaces",
+        origin="http://prometheus:9090",
+        queries=usage.queries,
+        program="perseus-k8s",
+        members=usage.members,
+    )
+    return json.dumps(document(made_up, "job"))
+
+
 def make_inputs(words: list[str]) -> None:
     given = dict(pairwise(words))
     profile, hardware = Path(given.get("--profile", "p.csv")), Path(given.get("--hardware", "h.json"))
     if not profile.exists():
         profile.write_text(profile_csv(int(given.get("--stages", "4"))))
     hardware.write_text(HARDWARE)
+    if "--load" in given:
+        Path(given["--load"]).write_text(DAY)
+    if "--from" in given:
+        Path(given["--from"]).write_text(statement())
 
 
 @pytest.mark.parametrize("page", pages("perseus"), ids=lambda page: page.name)
@@ -59,11 +90,11 @@ def test_the_commands_of_a_page_run_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _, words in [found for found in commands("perseus") if found[0] == page]:
-        command, _, target = " ".join(words[1:]).partition(" > ")
+        target = words[words.index(">") + 1] if ">" in words else ""
         make_inputs(words)
         if not MEASURED & set(words):
-            arguments = words[1 : -2 if target else None]
-            assert perseus(arguments) == 0, f"{command}: {capsys.readouterr().err}"
+            arguments = arguments_of(words)
+            assert perseus(arguments) == 0, f"{shlex.join(arguments)}: {capsys.readouterr().err}"
             if target:
                 Path(target).parent.mkdir(exist_ok=True)
                 Path(target).write_text(capsys.readouterr().out)
@@ -73,8 +104,7 @@ def test_the_examples_of_every_help_are_understood() -> None:
     parser, understood = main.command_parser(), set()
     for page, words in commands("perseus"):
         if page == EXAMPLES and "--help" not in words:
-            options = words[1 : words.index(">") if ">" in words else None]
-            understood.add(parser.parse_args(options).command)
+            understood.add(parser.parse_args(arguments_of(words)).command)
     headings = re.findall(r"^### perseus (\w+)$", EXAMPLES.read_text(encoding="utf-8"), re.MULTILINE)
     assert understood == set(headings)
 
@@ -83,7 +113,7 @@ def test_commands_of_kubectl_perseus_are_understood() -> None:
     found = commands("kubectl perseus")
     assert found
     for _, words in found:
-        assert kubectl_perseus.command_parser().parse_args(words[2:]).command, words
+        assert kubectl_perseus.command_parser().parse_args(arguments_of(words)[1:]).command, words
 
 
 def test_targets_and_variables_of_make_exist() -> None:
