@@ -178,9 +178,14 @@ def test_a_finished_job_leaves_nothing(journey: Journey, tmp_path: Path) -> None
         )
     assert journey.locked() == []
     with prometheus(journey, tmp_path) as query:
-        journey.eventually("the operator is scraped", lambda: query("perseus_operator_build_info"), PATIENCE_S)
-        assert query("perseus_job_ready") == []
-        assert query('ALERTS{job_name!=""}') == [], "none fires, and none is about to"
+
+        def now(text: str) -> list[Any]:
+            now_s = int(time.time())
+            return query(text, now_s, now_s, 1)
+
+        journey.eventually("the operator is scraped", lambda: now("perseus_operator_build_info"), PATIENCE_S)
+        assert now("perseus_job_ready") == []
+        assert now('ALERTS{job_name!=""}') == [], "none fires, and none is about to"
     journey.eventually(
         "the class counts no job", lambda: journey.read("get", keys.CLASS_PLURAL, "default")["status"]["jobs"] == 0
     )
