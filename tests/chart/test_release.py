@@ -438,7 +438,7 @@ def test_the_commands_of_the_install_page(
         print(f"{block}{ran.stdout}")
         output = f"{output}{ran.stdout}"
     # At the end the plan is enforced, and savings are measured.
-    assert re.search(r"^gpt3 +True +PlanInForce +Enforce +MaxThroughput +\d+\.\d+% ", output, re.MULTILINE), output
+    assert re.search(r"^gpt3 +True +Ready +Enforce +MaxThroughput +\d+\.\d+% ", output, re.MULTILINE), output
     # The last commands of the page remove everything.
     names = {item.metadata.name for item in client.CoreV1Api(api).list_namespace().items}
     assert NAMESPACE not in names

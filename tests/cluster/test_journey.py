@@ -215,7 +215,7 @@ def test_the_reported_savings_are_the_measured_ones(journey: Journey) -> None:
 
 
 def test_kubectl_and_the_plugin_show_it(journey: Journey) -> None:
-    line = rf"{GPT3.name} +True +PlanInForce +Enforce +MaxThroughput +\d+\.\d+%"
+    line = rf"{GPT3.name} +True +Ready +Enforce +MaxThroughput +\d+\.\d+%"
     get = lambda: journey.kubectl("-n", TRAINING, "get", "pj")  # noqa: E731
     # The plan may just be replaced by one for what was measured meanwhile, of which no savings are measured yet.
     journey.eventually("kubectl shows what is saved", lambda: re.search(line, get()), PATIENCE_S)
