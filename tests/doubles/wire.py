@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from tests.doubles.call_stream import CallStream
 
 from perseus_operator.clients.agents.channels import Channels
 from perseus_operator.clients.agents.client import AgentPool
@@ -210,34 +211,6 @@ class _Call:
         self._wire.end(self)
 
 
-class _Stream:
-    """A call that streams, as ``grpc.aio`` shows it."""
-
-    def __init__(self, call: _Call, serialise: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> None:
-        self._call, self._serialise, self._parse = call, serialise, parse
-
-    def __aiter__(self) -> _Stream:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._parse(await self._call.message())
-
-    async def write(self, message: Any) -> None:
-        self._call.more(self._serialise(message))
-
-    async def read(self) -> Any:
-        try:
-            return self._parse(await self._call.message())
-        except StopAsyncIteration:
-            return grpc.aio.EOF
-
-    def done(self) -> bool:
-        return self._call.ended
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
 class _Channel:
     """In place of ``grpc.aio.Channel``, as far as stubs and ``AgentPool`` use it."""
 
@@ -263,9 +236,9 @@ class _Channel:
     ) -> Callable[..., Any]:
         method = _method(path)
 
-        def call(request: Any) -> _Stream:
+        def call(request: Any) -> CallStream:
             begun = self._wire.begin(method, self._node, request_serializer(request))
-            return _Stream(begun, request_serializer, response_deserializer)
+            return CallStream(begun, request_serializer, response_deserializer)
 
         return call
 
@@ -273,7 +246,7 @@ class _Channel:
         self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
     ) -> Callable[..., Any]:
         method = _method(path)
-        return lambda: _Stream(self._wire.begin(method, self._node, None), request_serializer, response_deserializer)
+        return lambda: CallStream(self._wire.begin(method, self._node, None), request_serializer, response_deserializer)
 
     async def close(self) -> None:
         """Nothing is open."""

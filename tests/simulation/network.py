@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from tests.doubles.call_stream import CallStream
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import Process, Scheduler, Waiter
 
@@ -264,34 +265,6 @@ class _Call:
         deliver()
 
 
-class _Stream:
-    """A call that streams, as ``grpc.aio`` shows it."""
-
-    def __init__(self, call: _Call, serialise: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> None:
-        self._call, self._serialise, self._parse = call, serialise, parse
-
-    def __aiter__(self) -> _Stream:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._parse(await self._call.message())
-
-    async def write(self, message: Any) -> None:
-        self._call.more(self._serialise(message))
-
-    async def read(self) -> Any:
-        try:
-            return self._parse(await self._call.message())
-        except StopAsyncIteration:
-            return grpc.aio.EOF
-
-    def done(self) -> bool:
-        return self._call.ended
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
 class _Channel:
     """In place of ``grpc.aio.Channel``, as far as stubs and ``AgentPool`` use it."""
 
@@ -314,11 +287,11 @@ class _Channel:
 
     def unary_stream(self, path: str, serialise: Any = None, parse: Any = None, **named: Any) -> Callable[..., Any]:
         serialise, parse = _codecs(serialise, parse, named)
-        return lambda request: _Stream(self._begin(path, serialise(request)), serialise, parse)
+        return lambda request: CallStream(self._begin(path, serialise(request)), serialise, parse)
 
     def stream_stream(self, path: str, serialise: Any = None, parse: Any = None, **named: Any) -> Callable[..., Any]:
         serialise, parse = _codecs(serialise, parse, named)
-        return lambda: _Stream(self._begin(path, None), serialise, parse)
+        return lambda: CallStream(self._begin(path, None), serialise, parse)
 
     async def close(self) -> None:
         """Nothing is open."""
