@@ -2,8 +2,9 @@
 
 A suite runs again unless nothing that it reads has changed since it was green on this machine: ``suites.py`` says what
 each reads. The commits at which suites were green are in the user's cache: a new machine runs everything. Suites run
-one after the other, but for those that mostly wait. The first failure ends the run. At its end stands for each suite
-whether it ran, was not affected, or was skipped and why. Standard library only: there is no virtual environment yet.
+one after the other, but for those that mostly wait. Without its environment nothing runs; after another failure the
+others still do, so that a run of an hour tells all that it can. At its end stands for each suite whether it ran, was
+not affected, or was skipped and why. Standard library only: there is no virtual environment yet.
 
 Environment:
   CI_FULL=1        run every suite
@@ -22,13 +23,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import BinaryIO, Final
 
+from second_try import MOST, FailedTests
 from suites import BY_HAND, COMMON, PREPARATIONS, SUITES, Suite, of_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -186,7 +189,7 @@ class Run:
         """Run what is due.
 
         Raises:
-            Failed: a suite has failed.
+            Failed: suites have failed.
         """
         setup, *others = self._due
         with ThreadPoolExecutor(max_workers=1) as lane:
@@ -194,25 +197,37 @@ class Run:
                 self._take(setup)
                 self._preparing.start()  # behind `make setup`: two of it would write one environment
                 beside = {suite: lane.submit(self._take, suite) for suite in others if suite.beside}
+                failed = []
                 for suite in others:
                     if not suite.beside:
-                        self._take(suite)
-                        self._join(beside, only_ended=True)
-                self._join(beside)
+                        failed += self._failures(suite, partial(self._take, suite))
+                        failed += self._join(beside, only_ended=True)
+                failed += self._join(beside)
             finally:
                 self._stop()
+        if failed:
+            raise Failed(", ".join(failed))
 
-    def _join(self, beside: dict[Suite, Future[None]], *, only_ended: bool = False) -> None:
-        """Print what suites beside the others have printed, once they have ended."""
+    def _join(self, beside: dict[Suite, Future[None]], *, only_ended: bool = False) -> list[str]:
+        """Print what suites beside the others have printed, once they have ended; return those that have failed."""
+        failed = []
         for suite, end in tuple(beside.items()):
             if only_ended and not end.done():
                 continue
             print(f"\n=== {suite.name}, which runs beside the others", flush=True)
-            error = beside.pop(suite).exception()
+            failed += self._failures(suite, beside.pop(suite).result)
             if (log := self._log(suite)).exists():
                 print(log.read_text(encoding="utf-8", errors="replace"), flush=True)
-            if error is not None:
-                raise error
+        return failed
+
+    @staticmethod
+    def _failures(suite: Suite, outcome: Callable[[], None]) -> list[str]:
+        try:
+            outcome()
+        except Failed as failed:
+            print(f"\n=== {failed} FAILED", flush=True)
+            return [suite.name]
+        return []
 
     def _log(self, suite: Suite) -> Path:
         return self._folder / f"{suite.name}.log"
@@ -224,6 +239,8 @@ class Run:
         for process in self._processes:
             if process.poll() is None:
                 process.terminate()  # `timeout` ends all that it has started
+        for process in self._processes:
+            process.wait()
 
     def _take(self, suite: Suite) -> None:
         """Run a suite unless something that it needs is missing, and remember whether it is green."""
@@ -234,8 +251,7 @@ class Run:
         without = self._without(suite)
         if self._stopped:
             return
-        self._run(suite)
-        if not without:
+        if self._run(suite) and not without:
             self._green.record(suite)
 
     def _reason_to_skip(self, suite: Suite) -> str:
@@ -260,23 +276,39 @@ class Run:
                 print(f"--- {suite.name} runs without {name}: {reason}", flush=True)
         return [name for name, reason in lacking.items() if reason]
 
-    def _run(self, suite: Suite) -> None:
+    def _run(self, suite: Suite) -> bool:
+        """Return whether the suite is green at the first try.
+
+        Raises:
+            Failed: it is not green at the second either.
+        """
         begins = f"--- {suite.name} begins beside" if suite.beside else f"\n=== {suite.name}"
         print(f"{begins}: {suite.command}", flush=True)
         started_s = time.monotonic()
-        limit = ["timeout", "--signal=INT", f"--kill-after={CLEAN_UP_S}", f"{max(1.0, self._left_s):.0f}"]
-        command = [*limit, "bash", "-c", suite.command]
+        tests = FailedTests(self._folder / "tests" / suite.name)
+        again: list[str] = []
         with self._log(suite).open("wb") if suite.beside else nullcontext() as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log and subprocess.STDOUT)
-            self._processes.append(process)
-            code = process.wait()
+            code = self._execute(suite.command, tests.environment, log)
+            if code and not self._stopped and len(tests.names) in range(1, MOST + 1):
+                again = tests.names
+                print(f"--- {suite.name}: once more, by themselves: {', '.join(again)}", flush=True)
+                code = self._execute(suite.command, tests.again(), log)
         if suite.clean_up:
             code = subprocess.run(["bash", "-c", suite.clean_up], cwd=ROOT, check=False).returncode or code
         took = f"{time.monotonic() - started_s:.0f} s"
         if code:
             self._outcomes.append((suite.name, f"FAILED after {took}"))
             raise Failed(suite.name)
-        self._outcomes.append((suite.name, f"ran: {took}"))
+        self._outcomes.append((suite.name, f"ran: {took}" + "".join(f"; at the second try: {name}" for name in again)))
+        return not again
+
+    def _execute(self, command: str, environment: Mapping[str, str], log: BinaryIO | None) -> int:
+        limit = ["timeout", "--signal=INT", f"--kill-after={CLEAN_UP_S}", f"{max(1.0, self._left_s):.0f}"]
+        process = subprocess.Popen(
+            [*limit, "bash", "-c", command], cwd=ROOT, env=environment, stdout=log, stderr=log and subprocess.STDOUT
+        )
+        self._processes.append(process)
+        return process.wait()
 
     def end(self) -> None:
         """Print the summary."""
@@ -307,8 +339,7 @@ def main() -> int:
     )
     try:
         run.suites()
-    except Failed as failed:
-        print(f"\n=== {failed} FAILED")
+    except Failed:
         return 1
     except KeyboardInterrupt:
         print("\n=== interrupted")

@@ -76,7 +76,8 @@ class Suite:
 COMMON: Final = (".ci", "Makefile", "pyproject.toml", "requirements.lock", "deploy/build_compiled.py")
 """Inputs of every suite: how it is set up and started."""
 _TESTS: Final = ("tests/*.py", "tests/doubles", "tests/execution")
-_ROOMS: Final = ("agent", "bench", "client", "core", "operator", "proto", "runtime", "sim", "solver")
+_PRODUCT: Final = ("agent", "client", "core", "operator", "proto", "runtime", "sim", "solver")
+_ROOMS: Final = (*_PRODUCT, "bench")
 _ROOMS_OF_A_RELEASE: Final = ("client", "core", "proto", "runtime", "solver")
 _ROOMS_OF_A_NODE: Final = ("agent", "bench", "client", "core", "proto", "runtime", "sim", "solver")
 _ON_A_CLUSTER: Final = ("up_and_down", "journey", "socket_resource", "energy_class", "identity", "serving")
@@ -97,7 +98,7 @@ def of_cluster(*names: str) -> str:
 
 def _suite_of_cluster(name: str, suites: tuple[str, ...], needs: str, minutes: int, settings: str = "") -> Suite:
     command = f'PERSEUS_IMAGES=out/images/perseus.tar make cluster e2e-cluster SUITES="{of_cluster(*suites)}"'
-    inputs = (*_ROOMS, *_TESTS, "tests/cluster", "charts", "deploy", "docs", "examples", "requirements-images.lock")
+    inputs = (*_PRODUCT, *_TESTS, "tests/cluster", "charts", "deploy", "docs", "examples", "requirements-images.lock")
     return Suite(
         name,
         command + settings,
@@ -120,9 +121,11 @@ SUITES: Final = (
     Suite("docs", "make docs"),
     Suite("slow", "make slow", (*_ROOMS, *_TESTS, "tests/unit", "tests/laws")),
     Suite("integration", "make integration", (*_ROOMS, *_TESTS, "tests/integration", "deploy", "docs", "README.md")),
-    Suite("simulate", "make simulate SEEDS=150", (*_ROOMS, *_TESTS, "tests/simulation"), minutes=4),
-    Suite("e2e", "make e2e", (*_ROOMS, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
-    Suite("chaos", "make chaos", (*_ROOMS, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
+    Suite("simulate", "make simulate SEEDS=150", (*_PRODUCT, *_TESTS, "tests/simulation"), minutes=4),
+    Suite("e2e", "make e2e", (*_PRODUCT, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
+    Suite(
+        "chaos", "make chaos", (*_PRODUCT, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)
+    ),
     Suite(
         "chart-test",
         "make chart-test",
@@ -139,7 +142,7 @@ SUITES: Final = (
     Suite(
         "observability-test",
         "make observability-test",
-        (*_ROOMS, *_TESTS, "tests/observability", "charts", "deploy", "docs", "requirements-docs.lock"),
+        (*_PRODUCT, *_TESTS, "tests/observability", "charts", "deploy", "docs", "requirements-docs.lock"),
         after=("packages",),
         minutes=6,
     ),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -250,8 +252,82 @@ def test_a_failure_beside_the_others_fails_the_run(lanes: _Lanes) -> None:
     assert lanes.run(ci.Suite("cluster", "false", beside=True), ci.Suite("units", "true"))["cluster"] == "FAILED"
 
 
-def test_a_failure_ends_what_runs_beside_and_clears_up_after_it(lanes: _Lanes) -> None:
-    waits = ci.Suite("cluster", "touch begun; sleep 600", beside=True, clean_up="echo cleared >> log")
-    fails = ci.Suite("units", "until test -e begun; do sleep 0.05; done; false")
-    assert lanes.run(waits, fails) == {"setup": "ran", "units": "FAILED", "cluster": "FAILED"}
+def test_after_a_failure_the_others_still_run(lanes: _Lanes) -> None:
+    waits = ci.Suite("cluster", "until test -e done; do sleep 0.05; done", beside=True, clean_up="echo cleared >> log")
+    suites = waits, ci.Suite("units", "false"), ci.Suite("chart", "touch done")
+    assert lanes.run(*suites) == {"setup": "ran", "units": "FAILED", "cluster": "ran", "chart": "ran"}
     assert lanes.lines == ["cleared"]
+
+
+def test_an_interruption_ends_what_runs_beside_and_clears_up_after_it(
+    lanes: _Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUN", str(os.getpid()))
+    waits = ci.Suite("cluster", "touch begun; sleep 600", beside=True, clean_up="echo cleared >> log")
+    stops = ci.Suite("units", "until test -e begun; do sleep 0.05; done; kill -TERM $RUN; sleep 600")
+    previous = signal.signal(signal.SIGTERM, ci._interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lanes.run(waits, stops)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert lanes.lines == ["cleared"]
+
+
+UNSTEADY = """
+import pathlib
+import pytest
+
+def count(name):
+    tries = pathlib.Path(name)
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    return len(tries.read_text())
+
+def test_first():
+    count("first")
+
+@pytest.mark.parametrize("number", range({unsteady}))
+def test_unsteady(number):
+    assert count(f"unsteady-{number}") > 1
+
+@pytest.mark.parametrize("number", range({broken}))
+def test_broken(number):
+    assert not count(f"broken-{number}")
+"""
+
+
+def _pytest(repository: _Repository, *, unsteady: int = 0, broken: int = 0) -> Any:
+    text = UNSTEADY.replace("{unsteady}", str(unsteady)).replace("{broken}", str(broken))
+    (repository.folder / "test_a.py").write_text(text)
+    (repository.folder / "test_b.py").write_text("def test_b():\n    open('b', 'a').write('x')\n")
+    repository.commit(".gitignore", "*\n!.gitignore\n")
+    command = (
+        f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -c /dev/null --rootdir . test_a.py test_b.py"
+    )
+    return ci.Suite("units", command, ("solver",))
+
+
+def test_a_test_that_passes_at_the_second_try_is_named_and_its_suite_is_not_remembered(
+    lanes: _Lanes, repository: _Repository, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite = _pytest(repository, unsteady=1)
+    assert lanes.run(suite) == {"setup": "ran", "units": "ran"}
+    assert "at the second try: test_a.py::test_unsteady[0]" in capfd.readouterr().out.partition("=== summary")[2]
+    assert not repository.green.covering(suite)
+    assert (repository.folder / "first").read_text() == "xx", "the whole file"
+    assert (repository.folder / "b").read_text() == "x", "no other file"
+
+
+@pytest.mark.parametrize(("unsteady", "broken", "tries"), [(0, 1, "xx"), (1, 1, "xx"), (4, 0, "x")])
+def test_a_suite_fails_whose_tests_fail_twice_or_are_many(
+    lanes: _Lanes, repository: _Repository, unsteady: int, broken: int, tries: str
+) -> None:
+    assert lanes.run(_pytest(repository, unsteady=unsteady, broken=broken)) == {"setup": "ran", "units": "FAILED"}
+    assert (repository.folder / "first").read_text() == tries
+
+
+def test_a_failure_of_an_earlier_run_is_no_failure_of_this_one(lanes: _Lanes, repository: _Repository) -> None:
+    assert lanes.run(_pytest(repository, broken=1))["units"] == "FAILED"
+    fails = ci.Suite("units", "echo tried >> log; false")
+    assert lanes.run(fails)["units"] == "FAILED"
+    assert lanes.lines == ["tried"]

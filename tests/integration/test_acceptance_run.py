@@ -88,7 +88,7 @@ def test_a_run_ends_with_a_complete_report_and_default_clocks(
 
 
 @controls
-def test_the_gpus_of_a_simulated_node_show_their_plateau_their_lock_and_their_latency(
+def test_the_gpus_of_a_simulated_node_show_their_plateau_and_their_latency(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus, h100 = tmp_path / "gpus", MODELS["h100"]
@@ -101,9 +101,9 @@ def test_the_gpus_of_a_simulated_node_show_their_plateau_their_lock_and_their_la
     report = json.loads((tmp_path / "report").read_text())
     assert {gpu["locked_mhz"] for gpu in describe(gpus).values()} == {0}
     assert report["scan"]["top_usable_mhz"] == h100.plateau_mhz
-    assert report["calls"]["shared_lock"] is True
+    assert report["calls"]["other_gpus"] == 2
     latency = h100.driver.latency
-    assert latency.p50_s / 3 <= report["switches"]["reported"]["p50_s"] <= latency.p99_s
+    assert report["switches"]["reported"]["p50_s"] >= latency.p50_s / 3
     assert report["switch_latency"]["call_s"] >= latency.call_s / 2
 
 
