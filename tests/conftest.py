@@ -32,10 +32,21 @@ bypass_proxies()  # all servers of tests are on loopback
 
 @pytest.fixture(scope="session")
 def sosp24() -> Path:
-    """Folder with the public measurements of the SOSP'24 artifact; PERSEUS_DATA names another one."""
-    folder = Path(os.environ.get("PERSEUS_DATA", REPOSITORY.parent / "shared" / "data")) / "sosp24"
+    """Folder with the public measurements of the SOSP'24 artifact."""
+    return _public_data("sosp24")
+
+
+@pytest.fixture(scope="session")
+def recipes() -> Path:
+    """Folder with the settings of NVIDIA's recipes for Megatron."""
+    return _public_data("recipes")
+
+
+def _public_data(name: str) -> Path:
+    """A folder of public data, which is not part of the repository; PERSEUS_DATA names another place."""
+    folder = Path(os.environ.get("PERSEUS_DATA", REPOSITORY.parent / "shared" / "data")) / name
     if not folder.is_dir():
-        pytest.skip(f"no measurements at {folder}: set PERSEUS_DATA to the folder that holds sosp24/")
+        pytest.skip(f"nothing at {folder}: set PERSEUS_DATA to the folder that holds {name}/")
     return folder
 
 

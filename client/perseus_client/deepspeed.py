@@ -16,7 +16,7 @@ from typing import Any, Final
 from perseus_client.framework import (
     Attachment,
     Cell,
-    Schedule,
+    RankWork,
     Unsupported,
     csv_of,
     require_names,
@@ -138,8 +138,8 @@ class _Hooks:
 
         self._attachment.replace(self._engine, "_exec_schedule", _exec_schedule)
 
-    def _describe(self, train: Any) -> tuple[RankId, Schedule]:
+    def _describe(self, train: Any) -> RankWork:
         """What this rank executes in an iteration of this schedule."""
         grid, stage = self._engine.grid, int(self._engine.stage_id)
         rank = RankId(int(grid.get_data_parallel_rank()), stage, int(grid.get_slice_parallel_rank()))
-        return rank, schedule_of(_row(self._schedule, train, stage))
+        return RankWork(rank, schedule_of(_row(self._schedule, train, stage)))

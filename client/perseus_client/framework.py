@@ -48,6 +48,15 @@ class Cell(NamedTuple):
 Schedule = list[tuple[str | int, int, int]]
 
 
+class RankWork(NamedTuple):
+    """What a rank executes in an iteration."""
+
+    rank: RankId
+    schedule: Schedule
+    joined: Sequence[int] = ()
+    """Places in the schedule of instructions that run in one action with the next."""
+
+
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
     """The schedule of all stages as CSV, as torch writes it but computations only; ``perseus_solver.schedules`` reads
     it."""
@@ -195,7 +204,7 @@ class Attachment:
             self.detach()
         return True
 
-    def follow(self, shape: Hashable, describe: Callable[[], tuple[RankId, Schedule]]) -> None:
+    def follow(self, shape: Hashable, describe: Callable[[], RankWork]) -> None:
         """Begin an iteration; connect anew if its shape (such as its number of microbatches) differs from the last
         one's."""
         if shape != self._shape:

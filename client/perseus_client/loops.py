@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from perseus_client.framework import Attachment, Schedule, agent_expected
+from perseus_client.framework import Attachment, RankWork, Schedule, agent_expected
 from perseus_client.launchers import global_rank
 from perseus_client.own_time import waits_inside, watch
 from perseus_core.rank import RankId
@@ -107,8 +107,8 @@ class Steps(Attachment):
         self._options |= {"own_time": True} if self._own_time else {}
         super().connect(rank, schedule, joined)
 
-    def _describe(self) -> tuple[RankId, Schedule]:
-        return RankId(global_rank(os.environ) if self._rank is None else self._rank, 0), list(_SCHEDULE)
+    def _describe(self) -> RankWork:
+        return RankWork(RankId(global_rank(os.environ) if self._rank is None else self._rank, 0), list(_SCHEDULE))
 
 
 def steps(

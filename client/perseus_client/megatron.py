@@ -1,9 +1,13 @@
 """One line for Megatron-Core: ``perseus_client.megatron.attach()`` before ``pretrain(...)``.
 
 Five functions of ``megatron.core.pipeline_parallel.schedules`` are rebound in that module, where Megatron looks them
-up: the three that run an iteration, and those that run a microbatch forward and backward. No file of Megatron is
-touched. Iterations without backward (evaluation) are not recorded; communication between stages is outside of all
-marks; a backward contains its recomputation. Megatron is imported only inside ``attach``.
+up: the three that run an iteration, and those that run a microbatch forward and backward. So is the one of
+``combined_1f1b`` that overlaps the forward of one microbatch with the backward of another: the two are one action. No
+file of Megatron is touched. Iterations without backward (evaluation) are not recorded; communication between stages is
+outside of all marks; a backward contains its recomputation. Megatron is imported only inside ``attach``.
+
+Where Python does not see the instructions, the whole iteration is marked as a step, as in loops without a pipeline: all
+ranks then hold one clock. So it is with a CUDA graph of the full iteration, whose replays run no Python.
 
 Megatron-LM may benchmark all ranks between iterations (``--gpu-sniff-test-interval``) and names those that are slower
 than the others. That runs at default clocks, so that a stage with a low planned clock is not taken for a sick GPU.
@@ -13,24 +17,28 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perseus_client.framework import (
     Attachment,
     Cell,
+    RankWork,
     Schedule,
-    Unsupported,
     csv_of,
+    joined_of,
     log,
     one_f_one_b_row,
     require_names,
     require_version,
     schedule_of,
 )
+from perseus_client.launchers import global_rank
 from perseus_core.rank import RankId
 
 NAME: Final = "megatron-core"
@@ -43,6 +51,10 @@ _ITERATIONS: Final = (
     "forward_backward_pipelining_without_interleaving",
     "forward_backward_pipelining_with_interleaving",
 )
+_COMBINED: Final = "megatron.core.pipeline_parallel.combined_1f1b"
+_COMBINED_STEP: Final = "combined_forward_backward_step"
+_GRAPHS: Final = "megatron.core.full_cuda_graph"
+_STEP: Final = ("step", 0, 0)
 _RANK_CHECK: Final = "megatron.training.gpu_sniff_test"
 _RANK_CHECK_FUNCTION: Final = "run_sniff_tests"
 SETTLE_S: Final = 0.1
@@ -73,10 +85,20 @@ def attach(**options: Any) -> Attachment:
         require_version(NAME, importlib.import_module("megatron.core").__version__, OLDEST, NEWEST_RUN)
         schedules = importlib.import_module(_SCHEDULES)
         require_names(NAME, schedules, *_ITERATIONS, "forward_step", "backward_step", "get_schedule_table")
-        _Hooks(attachment, schedules)
+        hooks = _Hooks(attachment, schedules)
+        hooks.hook_combined(_module(_COMBINED))
+        hooks.hook_graphs(_module(_GRAPHS))
         hook_rank_check(attachment)
 
     return attachment.prepare(hook)
+
+
+def _module(name: str) -> Any:
+    """A module that not every version has, or None."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def hook_rank_check(attachment: Attachment) -> None:
@@ -104,7 +126,9 @@ def hook_rank_check(attachment: Attachment) -> None:
     attachment.replace(module, _RANK_CHECK_FUNCTION, check)
 
 
-def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int | None = None) -> str:
+def schedule_csv(
+    *, stages: int, microbatches: int, chunks: int = 1, group: int | None = None, overlap: bool = False
+) -> str:
     """The schedule of all stages as CSV, for ``perseus plan --order``. Needs no process group.
 
     Args:
@@ -112,26 +136,54 @@ def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int 
         microbatches: of one iteration of one pipeline.
         chunks: virtual pipeline size; 1: without interleaving.
         group: ``microbatch_group_size_per_vp_stage``; None: as many as there are stages.
+        overlap: ``overlap_moe_expert_parallel_comm``.
 
     Returns:
         One line for each stage; see ``perseus_client.framework.csv_of``.
     """
-    shape = {"stages": stages, "microbatches": microbatches, "chunks": chunks, "group": group or stages}
+    shape = _Shape(stages, microbatches, chunks, group or stages, overlap)
     schedules = importlib.import_module(_SCHEDULES)
-    return csv_of(_row(schedules, stage, **shape) for stage in range(stages))
+    return csv_of(_row(schedules, stage, shape) for stage in range(stages))
 
 
-def _row(schedules: Any, stage: int, *, stages: int, microbatches: int, chunks: int, group: int) -> list[Cell]:
-    if chunks == 1:
+class _Shape(NamedTuple):
+    """What the order of an iteration's instructions depends on; see ``schedule_csv``."""
+
+    stages: int
+    microbatches: int
+    chunks: int
+    group: int
+    overlap: bool
+
+
+def _row(schedules: Any, stage: int, shape: _Shape) -> list[Cell]:
+    stages, microbatches, chunks, group, overlap = shape
+    if chunks == 1 and not (overlap and stages == 1):  # with stages, Megatron overlaps chunks alone
         return one_f_one_b_row(stage, stages, microbatches)
     table = schedules.get_schedule_table(microbatches, chunks, group)
     forward = [Cell(chunk * stages + stage, "F", microbatch) for microbatch, chunk in table]
     backward = [Cell((chunks - 1 - chunk) * stages + stage, "B", microbatch) for microbatch, chunk in table]
-    warm = min(2 * (stages - stage - 1) + (chunks - 1) * group, len(table))
+    warm = min(2 * (stages - stage - 1) + (chunks - 1) * group + overlap, len(table))
     row = forward[:warm]
     for k in range(len(table) - warm):
-        row += [forward[warm + k], backward[k]]
+        row += [forward[warm + k]._replace(joined=overlap), backward[k]]
     return row + backward[len(table) - warm :]
+
+
+def whole_because(config: Any, groups: Any) -> str:
+    """Why an iteration is marked as a whole; empty: each of its instructions is.
+
+    Args:
+        config: of the model, as Megatron's ``get_model_config`` returns it.
+        groups: the process groups given to the iteration, or None.
+    """
+    if _full_iteration_graph(config):
+        return "replays of a CUDA graph of the full iteration run no Python"
+    if getattr(config, "hybrid_context_parallel", False):
+        return "with hybrid_context_parallel the order of microbatches follows from their lengths"
+    if "MultiModule" in type(groups).__name__:
+        return "pipelines of several modules have stages of their own for each module"
+    return ""
 
 
 class _Hooks:
@@ -141,6 +193,8 @@ class _Hooks:
         self._attachment = attachment
         self._schedules = schedules
         self._running = False
+        self._whole = ""
+        """Why the iteration that runs is marked as a whole, if it is."""
         self._seen = False
         """Whether an iteration has run through these hooks, or it was logged that none does."""
         self._forwards: Counter[int] = Counter()
@@ -149,28 +203,48 @@ class _Hooks:
         attachment.replace(schedules, "forward_step", self._wrap_forward(schedules.forward_step))
         attachment.replace(schedules, "backward_step", self._wrap_backward(schedules.backward_step))
 
+    def hook_combined(self, module: Any) -> None:
+        """Mark forwards and backwards that overlap; ``module``: None where this version has none."""
+        if module is not None:
+            require_names(NAME, module, _COMBINED_STEP)
+            self._attachment.replace(module, _COMBINED_STEP, self._wrap_combined(getattr(module, _COMBINED_STEP)))
+
+    def hook_graphs(self, module: Any) -> None:
+        """Mark what replays iterations, which calls the iteration's function only before; ``module``: as above."""
+        if module is not None:
+            require_names(NAME, module, "FullCudaGraphWrapper")
+            graphs = module.FullCudaGraphWrapper
+            self._attachment.replace(graphs, "__call__", self._wrap_iteration(graphs.__call__))
+
     def _wrap_iteration(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def iteration(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("forward_only") or self._attachment.refuse_graph() or not self._attachment.active:
+            if self._running or kwargs.get("forward_only"):  # one that is captured runs within one that replays
+                return original(*args, **kwargs)
+            if self._attachment.refuse_graph() or not self._attachment.active:
                 return original(*args, **kwargs)
             microbatches, model = kwargs.get("num_microbatches"), kwargs.get("model")
             groups = kwargs.get("pg_collection")
             self._attachment.follow(microbatches, lambda: self._describe(microbatches, model, groups))
+            session = self._attachment.session
             self._running = self._seen = True
             self._forwards.clear()
+            if self._whole:
+                session.instruction_begin(*_STEP)
             try:
                 return original(*args, **kwargs)
             finally:
                 self._running = False
-                self._attachment.session.step_end()
+                if self._whole:
+                    session.instruction_end()
+                session.step_end()
 
         return iteration
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._running:  # evaluation
+            if not self._running or self._whole:  # evaluation
                 return original(*args, **kwargs)
             chunk = self._chunk(kwargs)
             microbatch = kwargs.get("current_microbatch")
@@ -193,11 +267,9 @@ class _Hooks:
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             if not self._running:
                 self._missed()
+            if not self._running or self._whole:
                 return original(*args, **kwargs)
-            output = args[1] if len(args) > 1 else kwargs.get("output_tensor")
-            while isinstance(output, list | tuple) and output:
-                output = output[0]
-            microbatch, chunk = getattr(output, _TAG, (-1, 0))
+            microbatch, chunk = _tag_of(args[1] if len(args) > 1 else kwargs.get("output_tensor"))
             session = self._attachment.session
             session.instruction_begin("backward", microbatch, chunk)
             try:
@@ -206,6 +278,33 @@ class _Hooks:
                 session.instruction_end()
 
         return backward_step
+
+    def _wrap_combined(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def combined_forward_backward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._running or self._whole:
+                return original(*args, **kwargs)
+            passed = signature.bind(*args, **kwargs).arguments
+            forward = int(passed.get("current_microbatch") or 0), int(passed.get("f_model_chunk_id") or 0)
+            action: Schedule = []
+            if passed.get("f_model") is not None:
+                action.append(("forward", *forward))
+            if passed.get("b_model") is not None:
+                action.append(("backward", *_tag_of(passed.get("b_output_tensor"))))
+            session = self._attachment.session
+            for instruction in action:
+                session.instruction_begin(*instruction)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                for instruction in action:
+                    session.instruction_end(*instruction)
+            _tag(result, forward)
+            return result
+
+        return combined_forward_backward_step
 
     def _missed(self) -> None:
         """A backward runs outside of every iteration. Evaluation has none, so training calls another iteration
@@ -226,25 +325,19 @@ class _Hooks:
             chunk = rank() if rank is not None else None
         return int(chunk or 0)
 
-    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[RankId, Schedule]:
-        """What this rank executes in an iteration of so many microbatches.
-
-        Raises:
-            Unsupported: a variant that bypasses the functions that are hooked.
-        """
+    def _describe(self, microbatches: Any, model: Any, groups: Any) -> RankWork:
+        """What this rank executes in an iteration of so many microbatches."""
         chunks = len(model) if isinstance(model, list) else 1
         config = self._schedules.get_model_config(model[0] if isinstance(model, list) else model)
-        for flag in ("overlap_moe_expert_parallel_comm", "hybrid_context_parallel"):
-            if getattr(config, flag, False):
-                raise Unsupported(f"{flag} runs forwards and backwards in one another")
-        if _full_iteration_graph(config):
-            raise Unsupported("cuda_graph_scope full_iteration replays iterations, in which no Python runs")
-        if "MultiModule" in type(groups).__name__:
-            raise Unsupported("pipelines of several modules have stages of their own for each module")
+        self._whole = whole_because(config, groups)
+        if self._whole:
+            log.info("perseus_client: %s: whole iterations are marked: %s", NAME, self._whole)
+            return RankWork(RankId(global_rank(os.environ), 0), [_STEP])
         rank, stages = _rank_id(self._schedules.parallel_state, groups)
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
-        shape = {"stages": stages, "microbatches": int(microbatches), "chunks": chunks, "group": group}
-        return rank, schedule_of(_row(self._schedules, rank.stage, **shape))
+        overlap = bool(getattr(config, "overlap_moe_expert_parallel_comm", False))
+        row = _row(self._schedules, rank.stage, _Shape(stages, int(microbatches), chunks, group, overlap))
+        return RankWork(rank, schedule_of(row), joined_of(row))
 
 
 def _full_iteration_graph(config: Any) -> bool:
@@ -261,6 +354,14 @@ def _tag(result: Any, name: tuple[int, int]) -> None:
     for tensor in output if isinstance(output, list) else [output]:
         if hasattr(tensor, "requires_grad"):
             setattr(tensor, _TAG, name)
+
+
+def _tag_of(output: Any) -> tuple[int, int]:
+    """The tag of what a backward gets; one that no forward has is no instruction of the schedule."""
+    while isinstance(output, list | tuple) and output:
+        output = output[0]
+    tag: tuple[int, int] = getattr(output, _TAG, (-1, 0))
+    return tag
 
 
 def _rank_id(state: Any, groups: Any) -> tuple[RankId, int]:
