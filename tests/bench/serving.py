@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.clairvoyant import least_energy
+from tests.bench.serving_hindsight import POLICIES, Minutes
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
 from perseus_core.serving import ClockTable, EngineSample
@@ -44,6 +44,7 @@ PIECE_S: Final = 900.0
 REPLICAS: Final = {"conv": 3, "code": 12}
 WHOLE: Final = {"conv": 1.5, "code": 1.25}
 """Load 1, over the trace as it is: with more, the default clocks would miss some limits."""
+LOADS: Final = (0.3, 0.65, 1.0)
 CAPS_W: Final = (500, 400, 300)
 LATENCIES: Final = {"5 ms": (0.005, 0.014), "30 ms": (0.030, 0.100), "100 ms": (0.100, 0.300)}
 """Median and 99th percentile: an A100's, a Hopper's as assumed, and the worst that anybody says of it."""
@@ -85,7 +86,7 @@ def cells() -> Iterator[Cell]:
     """Every cell: the middle of the ranges at three loads, then one range after the other."""
     for trace, replicas in REPLICAS.items():
         middle = Cell(trace, replicas=replicas)
-        yield from (replace(middle, load=load) for load in (0.3, 0.65, 1.0))
+        yield from (replace(middle, load=load) for load in LOADS)
         yield from (replace(middle, knee_mhz=knee) for knee in (900, 1300))
         yield from (replace(middle, watts=watts) for watts in ("low", "high"))
         yield from (replace(middle, latency=latency) for latency in ("5 ms", "100 ms"))
@@ -230,18 +231,20 @@ def summary() -> Result:
 
 
 def clairvoyant() -> Result:
-    """The law's saving over the bound of what any law could save: on one replica and a short piece of its trace."""
+    """The law beside what hindsight finds and what nothing saves more than, on minutes of one replica."""
     cell = Cell("conv", replicas=1)
     machine = machine_of(cell)
-    requests = tuple(piece(scaled(requests_of("conv", 1.0), 1 / 3, 3), 0.0, 120.0))
     table = canary_table(machine, OBJECTIVE, requests_of("conv", 1.0), 3, LATENCIES[cell.latency][0])
     setting = Setting(machine, driver_of(cell), 1)
-    highest = run(setting, requests, lambda _: Fixed()).joules
-    law = run(setting, requests, lambda _: Law(table, OBJECTIVE, machine))
-    missed = round((1 - attainment(law.served, OBJECTIVE, machine).percent / 100) * len(requests))
-    bound = least_energy(machine, requests, OBJECTIVE, missed, table.ladder_mhz[::2], bin_s=0.2)
-    share = (1 - law.joules / highest) / (1 - bound.joules / highest)
-    return {"serving_share_of_clairvoyant_percent": _figure(100 * share, "%")}
+    results: Result = {}
+    for load in LOADS:
+        minutes = Minutes(setting, OBJECTIVE, table, requests_of("conv", load)).measure()
+        for policy in POLICIES:
+            results[f"serving_minutes_energy_percent_{load:g}_{policy}"] = _figure(-100 * minutes.saved(policy), "%")
+    law, hindsight, bound = (-minutes.saved(policy) for policy in ("law", "hindsight", "bound"))
+    results["serving_share_of_clairvoyant_percent"] = _figure(100 * law / hindsight, "%")
+    results["serving_share_of_bound_percent"] = _figure(100 * law / bound, "%")
+    return results
 
 
 def closed_loop() -> Result:

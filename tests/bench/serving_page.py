@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.serving import REPLICAS, SUMMARY, WHOLE, Cell, Outcome, best_fixed, dominating, stored
+from tests.bench.serving import LOADS, REPLICAS, SUMMARY, WHOLE, Cell, Outcome, best_fixed, dominating, stored
+from tests.bench.serving_hindsight import BEGINS_S, POLICIES
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 NAMES: Final = {
@@ -62,27 +63,32 @@ The best fixed clock is chosen afterwards, among those whose attainment is not b
 
 {cells}
 
+{had}
+
 {conclusions}
 """
 
 
 def _wrapped(line: str) -> str:
-    """Wrap an item of a list at 120 characters."""
-    if not line.startswith("- "):
+    """Wrap what is neither a heading nor a row of a table at 120 characters."""
+    if not line or line.startswith(("#", "|")):
         return line
-    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:
     """Write the page and the picture."""
     cells = stored()
+    summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
     page = PAGE.format(
         replicas=" and ".join(
             f"{WHOLE[trace]:g} times the trace on {count} replicas (`{trace}`)" for trace, count in REPLICAS.items()
         ),
         middle="\n\n".join(_middle(trace, *_of(cells, trace)) for trace in REPLICAS),
         cells="\n".join(_rows(cells.values())),
-        conclusions="\n".join(map(_wrapped, _conclusions(cells.values()))),
+        had="\n".join(map(_wrapped, could_be_had(summary))),
+        conclusions="\n".join(map(_wrapped, _conclusions(cells.values(), summary))),
     )
     (DOCS / "serving.md").write_text(page, encoding="utf-8")
     draw({trace: _of(cells, trace)[1] for trace in REPLICAS}, DOCS / "images" / "serving.png")
@@ -124,7 +130,29 @@ def _rows(cells: Sequence[tuple[Cell, dict[str, Outcome]]]) -> Iterator[str]:
         )
 
 
-def _conclusions(cells: Sequence[tuple[Cell, dict[str, Outcome]]]) -> Iterator[str]:
+def could_be_had(summary: Mapping[str, float]) -> Iterator[str]:
+    """The lines of the section on hindsight, from the stored figures."""
+    yield "## What could be had"
+    yield ""
+    yield (
+        f"On {len(BEGINS_S)} minutes of one replica of `conv`, with as many misses as the law had. *Hindsight* knows "
+        "every request before it comes and changes clocks at once; what it saves was found by search, and run. The "
+        "*bound* is a linear programme that loosens what binds an engine: no clocks whatever save more."
+    )
+    yield ""
+    yield "| load | best fixed clock | the law | hindsight | bound |"
+    yield "|--:|--:|--:|--:|--:|"
+    for load in LOADS:
+        figures = (summary[f"serving_minutes_energy_percent_{load:g}_{policy}"] for policy in POLICIES[1:])
+        yield f"| {load:g} | {' | '.join(f'{figure:.1f} %' for figure in figures)} |"
+    yield ""
+    yield (
+        f"At load 1 the law has {summary['serving_share_of_clairvoyant_percent']:.0f} % of what hindsight finds, and "
+        f"{summary['serving_share_of_bound_percent']:.0f} % of the bound."
+    )
+
+
+def _conclusions(cells: Sequence[tuple[Cell, dict[str, Outcome]]], summary: Mapping[str, float]) -> Iterator[str]:
     laws = [(cell, outcomes["law"], outcomes["highest"]) for cell, outcomes in cells]
     worst = min(laws, key=lambda one: one[1].attainment_percent - one[2].attainment_percent)
     least = max(laws, key=lambda one: one[1].energy_percent)
@@ -139,12 +167,6 @@ def _conclusions(cells: Sequence[tuple[Cell, dict[str, Outcome]]]) -> Iterator[s
         f"{worst[0].load:.2g}, {worst[0].replicas} replicas, {worst[0].latency})."
     )
     yield "- Where the default clocks miss the objective, replicas help and no clock does: do not use it there."
-    summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
-    yield (
-        "- No law of clocks could save more than a linear programme that knows every request and loosens what binds an "
-        f"engine. The law has {summary['serving_share_of_clairvoyant_percent']:.0f} % of that, on two minutes of one "
-        "replica. How much of the rest could be had is not known."
-    )
     begun = "; ".join(
         f"`{trace}`, {REPLICAS[trace]} replicas: {-summary[f'serving_energy_percent_{trace}_closed_loop']:.1f} % at "
         f"{summary[f'serving_attainment_percent_{trace}_closed_loop']:.2f} %, the first table after "

@@ -15,7 +15,10 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 from perseus_sim.serving.machine import Machine, Step
@@ -41,6 +44,10 @@ class Served:
     end_s: float = math.nan
     admitted: int = _WAITING
     """The iteration from which on it decodes, or that it waits, or that its prompt is being computed."""
+
+    def copy(self) -> Served:
+        """Return the same, to be served by itself."""
+        return Served(self.request, self.prompt_left, self.generated, self.first_token_s, self.end_s, self.admitted)
 
     @property
     def per_token_s(self) -> float:
@@ -127,6 +134,22 @@ class Engine:
     def kv_tokens(self) -> int:
         """Tokens whose keys and values are kept."""
         return self._kv
+
+    def unfinished(self) -> Iterator[tuple[Served, int]]:
+        """Requests that wait or run, each with how many tokens of its answer are to come."""
+        for served in chain(self.waiting, self._prefilled):
+            yield served, served.request.output_tokens - served.generated
+        for last, _, served in self._decoding:
+            yield served, last - self.iterations
+
+    def copy(self) -> Engine:
+        """Return an engine in the same state, which goes on by itself."""
+        twin = copy(self)
+        twin.finished, twin.started = [*self.finished], [*self.started]
+        twin.waiting = deque(one.copy() for one in self.waiting)
+        twin._prefilled = [one.copy() for one in self._prefilled]
+        twin._decoding = [(last, order, one.copy()) for last, order, one in self._decoding]
+        return twin
 
     def submit(self, request: Request) -> None:
         """Take a request that arrives now."""

@@ -203,3 +203,22 @@ def test_an_engine_looked_at_more_often_serves_the_same(arrivals: list[Request])
 
 def moments(finished: Sequence[Served]) -> list[float]:
     return [moment for one in finished for moment in (one.first_token_s, one.end_s)]
+
+
+@given(requests(most=12), CAPACITIES, st.floats(0.0, 2.0))
+def test_a_copy_goes_on_as_the_engine_does_and_changes_nothing_of_it(
+    arrivals: list[Request], capacity: int, at_s: float
+) -> None:
+    engine = Engine(machine_with(capacity), 1000)
+    for request in arrivals:
+        engine.advance(request.arrival_s)
+        engine.submit(request)
+    engine.advance(arrivals[-1].arrival_s + at_s)
+    unfinished = sorted((one.request.arrival_s, left) for one, left in engine.unfinished())
+    twin, other = engine.copy(), engine.copy()
+    other.set_clocks(1500, 1500)
+    other.advance(1e4)
+    assert sorted((one.request.arrival_s, left) for one, left in engine.unfinished()) == unfinished
+    for one in (engine, twin):
+        one.advance(1e4)
+    assert (twin.joules, twin.iterations, twin.finished) == (engine.joules, engine.iterations, engine.finished)
