@@ -63,10 +63,10 @@ def prove(problem: Problem, point: Point, deadline_s: float, *, seconds: float =
         raise Infeasible(deadline_s, point.iteration_time_s)
     simulator = Simulator(problem)
     model = _Model(problem, simulator, point, deadline_s)
-    found, bound_j = model.solve(seconds)
+    picked, bound_j = model.solve(seconds)
     best = point
-    if found is not None:
-        best = _cheaper(problem, simulator, point, model.rows(found, problem.option_of), deadline_s)
+    if picked is not None:
+        best = _cheaper(problem, simulator, point, model.rows(picked, problem.option_of), deadline_s)
     proven_j = min(max(bound_j, point.energy_lower_bound_j), best.energy_j)
     return replace(best, energy_lower_bound_j=proven_j, status=status_of(best.energy_j / proven_j - 1.0))
 
@@ -114,10 +114,10 @@ class _Model:
         end = [model.new_int_var(0, most, "") for _ in range(problem.instructions)]
         makespan = model.new_int_var(0, most, "")
         self._picked: list[list[cp_model.IntVar]] = []
-        known = simulator.choice_of(point.frequencies_mhz).tolist()
+        hints = simulator.choice_of(point.frequencies_mhz).tolist()
         cost: list[cp_model.LinearExpr] = []
         length: list[cp_model.LinearExpr] = []
-        for k, hint, ends in zip(problem.option_of.tolist(), known, end, strict=True):
+        for k, hint, ends in zip(problem.option_of.tolist(), hints, end, strict=True):
             rows, options = self._rows[k], problem.options[k]
             picked = [model.new_bool_var("") for _ in rows]
             model.add_exactly_one(picked)

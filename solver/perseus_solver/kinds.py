@@ -48,8 +48,8 @@ def looked_up(table: npt.NDArray[_Number], row: _Places, column: _Places) -> npt
         row: int[n].
         column: int[n] or int[plans, n].
     """
-    found: npt.NDArray[_Number] = table.ravel().take(row * table.shape[1] + column)
-    return found
+    numbers: npt.NDArray[_Number] = table.ravel().take(row * table.shape[1] + column)
+    return numbers
 
 
 SIGMA_PER_MAD = 1.4826

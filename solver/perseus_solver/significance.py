@@ -66,11 +66,11 @@ def windows(sigma: float, change: float, *, confirm: int, reference: float = mat
     """
     if not math.isfinite(sigma):
         return ()
-    found = [Window(confirm, SIGMAS * sigma * math.sqrt(1 + math.pi / 2 / reference))]
-    while found[-1].margin > change and 2 * found[-1].size <= LONGEST:
-        size = 2 * found[-1].size
-        found.append(Window(size, SIGMAS * sigma * math.sqrt(math.pi / 2 * (1 / size + 1 / reference))))
-    return tuple(found)
+    series = [Window(confirm, SIGMAS * sigma * math.sqrt(1 + math.pi / 2 / reference))]
+    while series[-1].margin > change and 2 * series[-1].size <= LONGEST:
+        size = 2 * series[-1].size
+        series.append(Window(size, SIGMAS * sigma * math.sqrt(math.pi / 2 * (1 / size + 1 / reference))))
+    return tuple(series)
 
 
 def sigma_of(residuals: Sequence[float]) -> float:
@@ -88,11 +88,11 @@ def sigma_of(residuals: Sequence[float]) -> float:
     ordered, n = sorted(residuals), len(residuals)
     if not n:
         return math.inf
-    found = 0.0
+    sigma = 0.0
     for quantile in (quantile for quantile, fewest in _QUANTILES if n >= fewest):
         value = ordered[max(0, math.ceil(quantile * n) - 1)]
-        found = max(found, value / _NORMAL.inv_cdf((1 + _lowest(quantile, n)) / 2))
-    return found if found <= _MOST else math.inf
+        sigma = max(sigma, value / _NORMAL.inv_cdf((1 + _lowest(quantile, n)) / 2))
+    return sigma if sigma <= _MOST else math.inf
 
 
 def _lowest(quantile: float, n: int) -> float:

@@ -158,18 +158,18 @@ class PaceNoise:
     def observe(self, paces: Mapping[int, Sequence[float]]) -> None:
         """Learn from one iteration: for each pipeline, the positive pace of each of its stages."""
         logs = {dp: [math.log(value) for value in pace] for dp, pace in paces.items()}
-        known = [dp for dp in logs if dp in self._before]
-        if len(known) > 1:
-            chosen = known[:: math.ceil(len(known) / _SAMPLED)]
+        continued = [dp for dp in logs if dp in self._before]
+        if len(continued) > 1:
+            chosen = continued[:: math.ceil(len(continued) / _SAMPLED)]
             # Of two pipelines both residuals are the same, and of n the last follows from the others.
-            chosen = chosen[:-1] if len(chosen) == len(known) else chosen
+            chosen = chosen[:-1] if len(chosen) == len(continued) else chosen
             for stage in range(len(next(iter(logs.values())))):
-                changes = {dp: logs[dp][stage] - self._before[dp][stage] for dp in known}
+                changes = {dp: logs[dp][stage] - self._before[dp][stage] for dp in continued}
                 shared = median(changes.values())
                 if len(self._residuals) <= stage:
                     self._residuals.append(deque(maxlen=_REMEMBERED))
                 self._residuals[stage].append([abs(changes[dp] - shared) for dp in chosen])
-            self._pipelines = len(known)
+            self._pipelines = len(continued)
             self._observed += 1
         self._before.update(logs)
 
@@ -261,16 +261,16 @@ class Detector:
             if len(pace) != stages or not all(0 < value < math.inf for value in pace):
                 raise ValueError(f"pace of pipeline {dp} must be {stages} positive, finite numbers, one for each stage")
         for dp, pace in checked.items():
-            own = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
-            for state, value in zip(own, pace, strict=True):
+            states = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
+            for state, value in zip(states, pace, strict=True):
                 state.pace = value
         sigmas = self.sigmas
         for stage in range(stages):
-            reference = median_low([own[stage].pace for own in self._pipelines.values()])
+            reference = median_low([states[stage].pace for states in self._pipelines.values()])
             usual = self._windows(stage, sigmas[stage], self.thresholds.confirm)
             # Hardware that reports a slowdown is believed before it is known how much load varies.
-            known = sigmas[stage] if sigmas[stage] < math.inf else 0.0
-            at_once = self._windows(stage, known, 1) if evident else usual
+            sigma = sigmas[stage] if sigmas[stage] < math.inf else 0.0
+            at_once = self._windows(stage, sigma, 1) if evident else usual
             for dp in checked:
                 state = self._pipelines[dp][stage]
                 looked = at_once if dp in evident and not state.slow else usual
@@ -295,34 +295,36 @@ class Detector:
     def _windows(self, stage: int, sigma: float, confirm: int) -> tuple[Window, ...]:
         return windows(sigma, math.log(self.thresholds.enter[stage]), confirm=confirm)
 
-    def _judge(self, own: _Stage, relative: float, stage: int, looked: Sequence[Window]) -> None:
+    def _judge(self, state: _Stage, relative: float, stage: int, looked: Sequence[Window]) -> None:
         """Advance the hysteresis of one stage by an iteration with this pace relative to the reference."""
-        own.latest.append(relative)
+        state.latest.append(relative)
         if not looked:
             return
         first, *longer = looked
-        own.agreeing = own.agreeing + 1 if self._differs(own, relative, stage, first) else 0
+        state.agreeing = state.agreeing + 1 if self._differs(state, relative, stage, first) else 0
         # An iteration that counts as recovered does not show how slow the stage is, unless noise makes some of them.
-        if own.slow and (longer or not own.agreeing):
-            own.since_onset.append(relative)
-        shown = first.size if own.agreeing >= first.size else 0
+        if state.slow and (longer or not state.agreeing):
+            state.since_onset.append(relative)
+        shown = first.size if state.agreeing >= first.size else 0
         for window in longer:
-            if not shown and len(own.latest) >= window.size:
-                latest = list(own.latest)[-window.size :]
-                middle = median_high(latest) if own.slow else median_low(latest)
-                shown = window.size if self._differs(own, middle, stage, window) else 0
+            if not shown and len(state.latest) >= window.size:
+                latest = list(state.latest)[-window.size :]
+                middle = median_high(latest) if state.slow else median_low(latest)
+                shown = window.size if self._differs(state, middle, stage, window) else 0
         if shown:
-            own.slow, own.agreeing, own.span = not own.slow, 0, max(_WINDOW, looked[-1].size)
-            own.since_onset.clear()
-            own.since_onset.extend(list(own.latest)[-shown:] if own.slow else ())
-            own.latest.clear()
+            state.slow, state.agreeing, state.span = not state.slow, 0, max(_WINDOW, looked[-1].size)
+            state.since_onset.clear()
+            state.since_onset.extend(list(state.latest)[-shown:] if state.slow else ())
+            state.latest.clear()
 
-    def _differs(self, own: _Stage, relative: float, stage: int, window: Window) -> bool:
+    def _differs(self, state: _Stage, relative: float, stage: int, window: Window) -> bool:
         """Whether a pace, of a window, is beyond noise that of a stage that is slow, or of a slow one that is well."""
-        if own.slow:
+        if state.slow:
             leave = self.thresholds.leave[stage]
             # A stage that noise has kept slow until its own slowdown no longer counts has nothing left to differ from.
-            return relative <= (min(leave, own.slowdown * math.exp(-window.margin)) if own.slowdown > leave else leave)
+            return relative <= (
+                min(leave, state.slowdown * math.exp(-window.margin)) if state.slowdown > leave else leave
+            )
         return relative >= max(self.thresholds.enter[stage], math.exp(window.margin))
 
     def forget(self, dp: int) -> None:
@@ -334,13 +336,13 @@ class Detector:
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """The slow stages, the slowest first."""
-        found = [
+        stragglers = [
             Straggler(dp, stage, state.slowdown)
             for dp, stages in self._pipelines.items()
             for stage, state in enumerate(stages)
             if state.slow
         ]
-        return tuple(sorted(found, key=lambda one: -one.slowdown))
+        return tuple(sorted(stragglers, key=lambda one: -one.slowdown))
 
 
 def straggling_time_s(simulator: Simulator, choice: Choice, slowdown_of_stage: Mapping[int, float]) -> float:

@@ -56,13 +56,13 @@ def times_of_layers(schedule: Schedule, layers: int, head_layers: float = HEAD_L
     each, left = divmod(layers, positions)
     work = [each + (position < left) + head_layers * (position == positions - 1) for position in range(positions)]
     average = sum(work) / schedule.stages
-    found: dict[Instruction, float] = {}
+    time_s: dict[Instruction, float] = {}
     for stage, kind, chunk in sorted(set(_instructions(schedule))):
         # A recomputation has a chunk number of its own, but the layers of the stage's first chunk.
         position = int(schedule.position[stage, chunk])
-        own = work[position if position != ABSENT else int(schedule.position[stage, 0])]
-        found[stage, kind, chunk] = WORK.get(kind, 1.0) * own / average
-    return found
+        layers_there = work[position if position != ABSENT else int(schedule.position[stage, 0])]
+        time_s[stage, kind, chunk] = WORK.get(kind, 1.0) * layers_there / average
+    return time_s
 
 
 def times_of_run(schedule: Schedule, duration_s: Floats) -> dict[Instruction, float]:
@@ -75,10 +75,10 @@ def times_of_run(schedule: Schedule, duration_s: Floats) -> dict[Instruction, fl
     Returns:
         Seconds by instruction.
     """
-    found: dict[Instruction, list[float]] = {}
+    by_instruction: dict[Instruction, list[float]] = {}
     for instruction, median_s in zip(_instructions(schedule), np.median(duration_s, axis=0).tolist(), strict=True):
-        found.setdefault(instruction, []).append(median_s)
-    return {instruction: float(np.median(medians_s)) for instruction, medians_s in found.items()}
+        by_instruction.setdefault(instruction, []).append(median_s)
+    return {instruction: float(np.median(medians_s)) for instruction, medians_s in by_instruction.items()}
 
 
 def assumed_profile(curves: GpuCurves, times_s: Mapping[Instruction, float]) -> str:

@@ -38,16 +38,16 @@ class DeployedGap:
         time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
         least = frontier.least_energy
         steps = step_gaps(time_s, energy_j, bound_j, frontier.blocking_power_w * frontier.stages)
-        own = energy_j / bound_j - 1.0
+        gaps = energy_j / bound_j - 1.0
         if not least:
-            return cls(float(own[0]), float(own[0]), float(steps.max()))
+            return cls(float(gaps[0]), float(gaps[0]), float(steps.max()))
         before, width_s = slice(0, least), np.diff(time_s[: least + 1])
         ratio = bound_j[1 : least + 1] / bound_j[before] - 1.0
         # The mean of 1/b over a straight b is log(b′/b) / (b′ − b).
         mean_ratio = np.divide(np.log1p(ratio), ratio, out=np.ones(least), where=ratio != 0)
         gap = energy_j[before] / bound_j[before] * mean_ratio - 1.0
         return cls(
-            worst=float(max(steps[before].max(), own[least])),
+            worst=float(max(steps[before].max(), gaps[least])),
             mean=float(np.dot(gap, width_s) / width_s.sum()),
             straggler_worst=float(steps[least:].max()),
         )

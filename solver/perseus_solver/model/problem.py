@@ -113,18 +113,18 @@ class Problem:
                 raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
         if blocking_power_w and stage_of is None:
             raise InvalidProblem("blocking_power_w needs stage_of: without stages nothing waits")
-        found = arrays_of(nodes, edges, stage_of)
+        arrays = arrays_of(nodes, edges, stage_of)
         return cls(
-            schedule=found.schedule,
-            options=found.options,
-            option_of=found.option_of,
-            edge_from=found.edge_from,
-            edge_to=found.edge_to,
-            edge_delay_s=found.edge_delay_s,
-            stage_offset=found.schedule.stage_offset,
+            schedule=arrays.schedule,
+            options=arrays.options,
+            option_of=arrays.option_of,
+            edge_from=arrays.edge_from,
+            edge_to=arrays.edge_to,
+            edge_delay_s=arrays.edge_delay_s,
+            stage_offset=arrays.schedule.stage_offset,
             blocking_power_w=blocking_power_w,
             overhead_s=overhead_s,
-            names=found.names,
+            names=arrays.names,
         )
 
     def frequencies_of(self, choice: npt.NDArray[np.integer]) -> Frequencies:
@@ -267,8 +267,8 @@ def _table(profile: Profile, schedule: Schedule, stage: int, chunk: int, kind: I
             row = int(schedule.position[stage, chunk])
         elif kind is not InstructionKind.CONSTANT:
             share = int(np.count_nonzero(schedule.position[stage] >= 0))
-    found = profile.tables.get((row, kind, column))
-    if found is None:
+    table = profile.tables.get((row, kind, column))
+    if table is None:
         if row >= profile.stages:
             raise InvalidProblem(
                 f"the schedule {schedule.name} needs stage {row}, but the profile has only {profile.stages} stages"
@@ -277,4 +277,4 @@ def _table(profile: Profile, schedule: Schedule, stage: int, chunk: int, kind: I
         raise InvalidProblem(
             f"the schedule {schedule.name} needs '{kind.label}' of {where}, for which the profile has no rows"
         )
-    return replace(found, stage=stage, chunk=chunk, time_s=found.time_s / share, energy_j=found.energy_j / share)
+    return replace(table, stage=stage, chunk=chunk, time_s=table.time_s / share, energy_j=table.energy_j / share)

@@ -109,19 +109,19 @@ def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampl
     if len(text) > MAX_BYTES or text.count("\n") > MAX_ROWS + 1:
         raise InvalidProfile(f"profile is too large: at most {MAX_ROWS:,} rows and {MAX_BYTES >> 20} MiB")
     samples, has_chunks, loads = _read_rows(text)
-    found = max(sample.stage for sample in samples) + 1
-    if stages is not None and found < stages:
-        raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), but {stages} are needed")
+    measured = max(sample.stage for sample in samples) + 1
+    if stages is not None and measured < stages:
+        raise InvalidProfile(f"profile has {measured} stages (0 … {measured - 1}), but {stages} are needed")
     notes = [
         f"stage {stage}: {rows} rows of {_LOAD!r} are read as one constant instruction, their mean"
         for stage, rows in loads.items()
         if stages is None or stage < stages
     ]
     warnings: list[str] = []
-    if stages is not None and found > stages:
-        notes.append(f"the profile has {found} stages; the first {stages} are used")
+    if stages is not None and measured > stages:
+        notes.append(f"the profile has {measured} stages; the first {stages} are used")
     tables = _tables([s for s in samples if stages is None or s.stage < stages], sampling, notes, warnings)
-    profile = Profile(stages or found, tables, has_chunks, notes=tuple(notes), warnings=tuple(warnings))
+    profile = Profile(stages or measured, tables, has_chunks, notes=tuple(notes), warnings=tuple(warnings))
     _check_complete(profile)
     return profile
 
@@ -343,17 +343,17 @@ def _tables(
 def _outliers(clocks: list[list[_Row]]) -> Iterator[str]:
     """Yield, for time and energy, the worst of the samples of a table that contradict the others of their clock."""
     for column, unit in (("time", "s"), ("energy", "J")):
-        found = []
+        outliers = []
         for rows in clocks:
             values = np.array([getattr(row, f"{column}_{unit.lower()}") for row in rows])
             at, factor = farthest(values)
             if factor > OUTLIER:
-                found.append((factor, rows[at], rows, values))
-        if not found:
+                outliers.append((factor, rows[at], rows, values))
+        if not outliers:
             continue
-        factor, row, rows, values = max(found, key=lambda one: one[0])
+        factor, row, rows, values = max(outliers, key=lambda one: one[0])
         value = f"{getattr(row, f'{column}_{unit.lower()}'):g} {unit}"
-        more = f"; {len(found) - 1} more clocks have such samples" if len(found) > 1 else ""
+        more = f"; {len(outliers) - 1} more clocks have such samples" if len(outliers) > 1 else ""
         clock = f"{row.frequency_mhz} MHz"
         if len(rows) == 2:
             lines = " and ".join(str(each.line) for each in rows)

@@ -119,14 +119,14 @@ class Simulator:
         """
         choice = np.empty(frequencies_mhz.shape, dtype=np.intp)
         for k, table in enumerate(self.problem.options):
-            own = self.problem.option_of == k
-            wanted = frequencies_mhz[..., own].astype(np.int64)
+            columns = self.problem.option_of == k
+            wanted = frequencies_mhz[..., columns].astype(np.int64)
             at = np.searchsorted(-table.frequency_mhz, -wanted)
-            found = table.frequency_mhz[np.minimum(at, table.frequency_mhz.size - 1)] == wanted
-            if not found.all():
-                clock = int(wanted[~found][0])
+            measured = table.frequency_mhz[np.minimum(at, table.frequency_mhz.size - 1)] == wanted
+            if not measured.all():
+                clock = int(wanted[~measured][0])
                 raise InvalidProblem(f"{table.kind.label} of stage {table.stage} was not measured at {clock} MHz")
-            choice[..., own] = at
+            choice[..., columns] = at
         return choice
 
     def duration_s(self, choice: Choice) -> Floats:

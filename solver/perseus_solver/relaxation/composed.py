@@ -56,8 +56,8 @@ class Composed:
         Returns:
             Samples from high to low prices.
         """
-        known = self.at_prices(self.forecast(max(round(FORECAST * self.most_prices), 3)))
-        return self._explore(known, self.at_prices, self.most_prices, self._fastest_s, report)
+        samples = self.at_prices(self.forecast(max(round(FORECAST * self.most_prices), 3)))
+        return self._explore(samples, self.at_prices, self.most_prices, self._fastest_s, report)
 
     def at_prices(self, prices: list[int]) -> list[Sample]:
         """Solve at these prices, units of `Tables.unit_w`. Every bound is proven on the full problem."""
@@ -81,14 +81,14 @@ class Composed:
 
         They raise the envelope, and their timetables are further ones to round.
         """
-        found = []
+        mixtures = []
         for one, other in pairwise(samples):
             # At the geometric mean of the prices, or in the middle between a price and none.
             share = 1.0 / (1.0 + math.sqrt(other.price / one.price)) if other.price else 0.5
             edge = one.edge * (1 - share) + other.edge * share
             through = one.through * (1 - share) + other.through * share
-            found.append(self._prover.sample(round(one.price * (1 - share) + other.price * share), edge, through))
-        return found
+            mixtures.append(self._prover.sample(round(one.price * (1 - share) + other.price * share), edge, through))
+        return mixtures
 
     def forecast(self, most: int) -> list[int]:
         """Return the prices to begin with: the ends, and those that the repeated part alone, which is cheap, would add.
@@ -99,8 +99,8 @@ class Composed:
         top, twice = self._circulations([self.steepest(), 2 * self.steepest()])
         # Above the steepest price everything is at its fastest, so there the line rises with the shortest time.
         fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
-        found = self._explore([top, *self._circulations([0])], self._circulations, most - 1, fastest_s)
-        return sorted({self._prover.tables.waiting_price, *(sample.price for sample in found)})
+        samples = self._explore([top, *self._circulations([0])], self._circulations, most - 1, fastest_s)
+        return sorted({self._prover.tables.waiting_price, *(sample.price for sample in samples)})
 
     def _circulations(self, prices: list[int]) -> list[Sample]:
         nothing = np.zeros(0, dtype=np.int64)

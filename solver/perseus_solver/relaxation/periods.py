@@ -77,11 +77,11 @@ class Repetition:
         tail, head = problem.edge_from, problem.edge_to
         back = block[head] - block[tail]
         span = int(self.back.max(initial=0)) + 1
-        known = (self.tail * self.nodes + self.head) * span + self.back
-        order = np.argsort(known)
+        class_keys = (self.tail * self.nodes + self.head) * span + self.back
+        order = np.argsort(class_keys)
         key = (node[tail] * self.nodes + node[head]) * span + back
-        at = order[np.minimum(np.searchsorted(known[order], key), len(order) - 1)]
-        fits = (known[at] == key) & (back >= 0) & (back < span) & (self.delay_s[at] == problem.edge_delay_s)
+        at = order[np.minimum(np.searchsorted(class_keys[order], key), len(order) - 1)]
+        fits = (class_keys[at] == key) & (back >= 0) & (back < span) & (self.delay_s[at] == problem.edge_delay_s)
         return np.where(fits, at, -1)
 
 
@@ -113,13 +113,13 @@ def find_repetitions(problem: Problem, graph: Graph, least_blocks: int) -> list[
         least_blocks: smallest number of blocks of a repetition.
     """
     prefix = ancestors(problem, graph)
-    found: list[Repetition] = []
+    repetitions: list[Repetition] = []
     for stage in {0, problem.stages - 1}:
-        own = prefix[problem.stage_offset[stage] : problem.stage_offset[stage + 1]].astype(np.int64)
-        found += _repetitions_along(problem, own, least_blocks)
-    found.sort(key=lambda repetition: -int(repetition.count.sum()))
+        prefix_of_stage = prefix[problem.stage_offset[stage] : problem.stage_offset[stage + 1]].astype(np.int64)
+        repetitions += _repetitions_along(problem, prefix_of_stage, least_blocks)
+    repetitions.sort(key=lambda repetition: -int(repetition.count.sum()))
     chosen: list[Repetition] = []
-    for repetition in found:
+    for repetition in repetitions:
         if all((repetition.end <= r.begin).all() or (r.end <= repetition.begin).all() for r in chosen):
             chosen.append(repetition)
     chosen.sort(key=lambda repetition: int(repetition.begin.sum()))
@@ -216,8 +216,8 @@ def _extended(problem: Problem, repetition: Repetition, begin: Int64s, end: Int6
     like = problem.option_of == repetition.option_of[node]
     for ends, pattern in ((problem.edge_from, repetition.tail), (problem.edge_to, repetition.head)):
         wanted = np.bincount(pattern, minlength=repetition.nodes)[node]
-        known = np.bincount(ends[edge_class >= 0], minlength=problem.instructions)
-        like &= (np.bincount(ends, minlength=problem.instructions) == known) & (known == wanted)
+        classified = np.bincount(ends[edge_class >= 0], minlength=problem.instructions)
+        like &= (np.bincount(ends, minlength=problem.instructions) == classified) & (classified == wanted)
     low, high = repetition.low.copy(), repetition.high.copy()
     offset = problem.stage_offset.astype(np.int64)
     for s, step in enumerate(repetition.step.tolist()):

@@ -49,8 +49,8 @@ class Uncertainty:
         """
         slope = np.diff(value_j) / np.diff(price_w)
         limits = np.flatnonzero(slope < fastest_s)
-        known = int(limits[0]) + 1 if len(limits) else len(slope)
-        left_w, right_w, left_j, slope = price_w[:known], price_w[1 : known + 1], value_j[:known], slope[:known]
+        count = int(limits[0]) + 1 if len(limits) else len(slope)
+        left_w, right_w, left_j, slope = price_w[:count], price_w[1 : count + 1], value_j[:count], slope[:count]
         before = np.maximum(np.append(slowest_s, slope[:-1]), slope)
         after = np.minimum(np.append(slope[1:], fastest_s), slope)
         # The chords of the neighbours, prolonged from the left and from the right, meet at this share of the way.

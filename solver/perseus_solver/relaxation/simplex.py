@@ -121,9 +121,9 @@ class Simplex:
 
     def set_cost(self, arc: int, cost: int) -> None:
         """Change the cost of an arc that has one segment, which must be its own."""
-        own = self._own[arc]
-        by = cost - int(self._cost[own])
-        self._cost[own] = cost
+        segment = self._own[arc]
+        by = cost - int(self._cost[segment])
+        self._cost[segment] = cost
         self._follow(arc, by)
 
     def require(self, first: int, wanted: Int64s) -> None:

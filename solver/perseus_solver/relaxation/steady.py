@@ -188,10 +188,10 @@ class Steady:
             self._node[middle] = nodes + node[middle]
             # Edges with an end in the middle, and those that cross it.
             crossing = middle[tail] | middle[head] | (before[tail] & after[head])
-            known = repetition.classify(problem, block, node)[crossing]
-            if (known < 0).any():
+            crossing_class = repetition.classify(problem, block, node)[crossing]
+            if (crossing_class < 0).any():
                 raise NotSteady
-            edge_class[crossing] = classes + known
+            edge_class[crossing] = classes + crossing_class
             nodes, classes = nodes + repetition.nodes, classes + len(repetition.tail)
         self._edge_class = edge_class
         piece[self._node >= 0] = -1

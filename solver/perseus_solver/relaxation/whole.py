@@ -71,15 +71,15 @@ class Whole:
         while at_ticks > self._fastest_ticks:
             samples.append(before)
             before_ticks, at_ticks = at_ticks, max(math.floor(at_ticks - step_ticks), self._fastest_ticks)
-            found = self._at(at_ticks)
-            if before.price < self._prover.tables.waiting_price <= found.price:
+            after = self._at(at_ticks)
+            if before.price < self._prover.tables.waiting_price <= after.price:
                 self.at_waiting()  # near here; from elsewhere the way would be long
-            unknown = self._unknown(before, before_ticks, found, at_ticks)
+            unknown = self._unknown(before, before_ticks, after, at_ticks)
             if unknown > _ROUGH * self._sharpness:
-                samples += self._between(before, before_ticks, found, at_ticks)
+                samples += self._between(before, before_ticks, after, at_ticks)
             change = math.sqrt(self._sharpness / max(unknown, self._sharpness / 4.0))
             step_ticks = min(max(step_ticks * change, span_ticks / _MOST, 1.0), span_ticks / _FEWEST)
-            before = found
+            before = after
             report((self._slowest_ticks - at_ticks) / span_ticks)
         return by_price([*samples, before, self.at_waiting()])
 
@@ -89,14 +89,14 @@ class Whole:
         at_ticks = math.floor(meeting_s / self._prover.tables.tick_s)
         if not fast_ticks < at_ticks < slow_ticks:
             return []
-        found = self._at(at_ticks)
+        middle = self._at(at_ticks)
         at_s = at_ticks * self._prover.tables.tick_s
-        rise_j = found.bound.at(at_s) - slow.bound.at(at_s)
-        if rise_j <= self._sharpness * (found.bound.at(at_s) + self._waiting_w * at_s):
+        rise_j = middle.bound.at(at_s) - slow.bound.at(at_s)
+        if rise_j <= self._sharpness * (middle.bound.at(at_s) + self._waiting_w * at_s):
             return []  # a bend
-        halves = ((found, at_ticks, fast, fast_ticks), (slow, slow_ticks, found, at_ticks))
+        halves = ((middle, at_ticks, fast, fast_ticks), (slow, slow_ticks, middle, at_ticks))
         further = [self._between(*half) for half in halves if self._unknown(*half) > _ROUGH * self._sharpness]
-        return [found, *(sample for some in further for sample in some)]
+        return [middle, *(sample for some in further for sample in some)]
 
     def near(self, samples: list[Sample], makespan_s: float) -> list[Sample]:
         """Return the samples and the one that proves most at a makespan."""

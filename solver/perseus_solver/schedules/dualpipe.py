@@ -37,10 +37,13 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     steps = [_steps(stages, stage, half) for stage in range(stages)]
     return assemble(
         "DualPipe",
-        [_instructions(own & ~_JOINED, half, far=int(stage >= stages // 2)) for stage, own in enumerate(steps)],
+        [
+            _instructions(sequence & ~_JOINED, half, far=int(stage >= stages // 2))
+            for stage, sequence in enumerate(steps)
+        ],
         microbatches=microbatches,
         position=np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1),
-        joined=[own & _JOINED > 0 for own in steps],
+        joined=[sequence & _JOINED > 0 for sequence in steps],
         bidirectional=True,
     )
 

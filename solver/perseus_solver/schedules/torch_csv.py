@@ -117,7 +117,7 @@ def _cells(source: str | bytes | Path) -> list[list[str]]:
 
 def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int, bool]]:
     """Return (kind, microbatch, virtual stage, whether joined with the next) of the computations of one rank."""
-    found = []
+    computations = []
     for column, cell in enumerate(cells, start=1):
         text = cell.strip()
         overlap = _OVERLAP.fullmatch(text)
@@ -132,8 +132,8 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int, bool]]
                     f"schedule CSV row {number}, cell {column}: {quoted(text)} is not an action such as 0F0 or 2I1"
                 )
             parts.append((int(kind), int(action["microbatch"]), int(action["place"])))
-        found += [(*part, k < len(parts)) for k, part in enumerate(parts, start=1)]
-    return found
+        computations += [(*part, k < len(parts)) for k, part in enumerate(parts, start=1)]
+    return computations
 
 
 def _with_input_gradients(ranks: list[Ints]) -> list[Ints]:
@@ -141,13 +141,13 @@ def _with_input_gradients(ranks: list[Ints]) -> list[Ints]:
     kinds = np.concatenate([rank[:, 0] for rank in ranks])
     if (kinds == InstructionKind.INPUT_GRADIENT).any() or not (kinds == InstructionKind.WEIGHT_GRADIENT).any():
         return ranks
-    found = []
+    renamed = []
     for rank in ranks:
         kind, place = rank[:, 0], rank[:, 2].astype(np.int64) << 32 | rank[:, 1]
         beside = np.isin(place, place[kind == InstructionKind.WEIGHT_GRADIENT])
         split = beside & (kind == InstructionKind.BACKWARD)
-        found.append(np.column_stack([np.where(split, InstructionKind.INPUT_GRADIENT, kind), rank[:, 1:]]))
-    return found
+        renamed.append(np.column_stack([np.where(split, InstructionKind.INPUT_GRADIENT, kind), rank[:, 1:]]))
+    return renamed
 
 
 def _assemble(name: str, ranks: list[Ints]) -> Schedule:
@@ -162,9 +162,9 @@ def _assemble(name: str, ranks: list[Ints]) -> Schedule:
         raise InvalidSchedule(f"schedule CSV: virtual stage {missing} is on no rank, but {owners[-1]} is")
     position = np.full((len(ranks), max(p.size for p in places)), ABSENT, dtype=np.int32)
     per_stage = []
-    for rank, (rows, own) in enumerate(zip(ranks, places, strict=True)):
-        position[rank, : own.size] = own
-        per_stage.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
+    for rank, (rows, places_of_rank) in enumerate(zip(ranks, places, strict=True)):
+        position[rank, : places_of_rank.size] = places_of_rank
+        per_stage.append(np.column_stack([rows[:, :2], np.searchsorted(places_of_rank, rows[:, 2])]))
     microbatches = int(max(rank[:, 1].max() for rank in ranks)) + 1
     if microbatches * owners.size > _MAX_INSTRUCTIONS:
         raise InvalidSchedule(

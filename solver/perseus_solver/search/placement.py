@@ -27,8 +27,8 @@ def distance(time_s: Floats, energy_j: Floats, waiting_w: float) -> Floats:
         float[times], from 0, not decreasing.
     """
     lost_j = -np.diff(energy_j - waiting_w * waiting_s(time_s, energy_j))
-    found: Floats = np.append(0.0, np.cumsum(np.maximum(lost_j, 0.0) / energy_j[1:]))
-    return found
+    share: Floats = np.append(0.0, np.cumsum(np.maximum(lost_j, 0.0) / energy_j[1:]))
+    return share
 
 
 def chosen(time_s: Floats, energy_j: Floats, bound_j: Floats, waiting_w: float, points: int) -> Index:

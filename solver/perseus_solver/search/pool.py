@@ -143,8 +143,8 @@ class Pool:
         best_j = value_j.max(axis=0)
         energy_j = best_j + problem.blocking_power_w * problem.stages * seconds
         weight = np.exp((value_j - best_j) / np.maximum(_ALIKE * energy_j, NOTHING_J))
-        found: Floats = np.einsum("sd,sk->dk", weight / weight.sum(axis=0), flows)  # BLAS would start threads
-        return found
+        average: Floats = np.einsum("sd,sk->dk", weight / weight.sum(axis=0), flows)  # BLAS would start threads
+        return average
 
     def bound_j(self, time_s: Floats) -> Floats:
         """Return the best proven bound on the iteration energy at each iteration time in seconds."""
@@ -158,11 +158,11 @@ class Pool:
             report: called with the share of the work that is done.
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
-        own = float(self._engine.graph.n * len(own_ticks))
+        own_cells = float(self._engine.graph.n * len(own_ticks))
         flows = _FLOW * self._engine.relaxation.rows * len(self.samples)
         budget = max(_WORK - flows, _LEAST * _WORK, _LEAST_BESIDE * flows)
-        ways = _BOTH if own * work(_NEAREST, _BOTH) <= _OWN_SHARE * budget else _BACK
-        self._left = max(budget, own * work(_NEAREST, ways))
+        ways = _BOTH if own_cells * work(_NEAREST, _BOTH) <= _OWN_SHARE * budget else _BACK
+        self._left = max(budget, own_cells * work(_NEAREST, ways))
         self._round(self.curve, own_ticks, _NEAREST, ways)
         self._left = max(self._left, 2.0 * self._engine.graph.n * len(deadline_ticks) * work(_NEAREST, _BACK))
         for ways in (_BACK, _FORTH):
@@ -210,7 +210,7 @@ class Pool:
             around_ticks: float[deadlines], near it, for which plans are made as well: a plan for a slightly shorter
                 deadline is sometimes cheaper.
         """
-        if any(abs(end_ticks - known) <= SAME_TIME * end_ticks for known in self._improved):
+        if any(abs(end_ticks - improved_ticks) <= SAME_TIME * end_ticks for improved_ticks in self._improved):
             return
         self._improved.append(end_ticks)
         end = np.array([float(end_ticks)])
@@ -255,9 +255,9 @@ class Pool:
     def _affordable(self, deadline_ticks: Floats, sweeps_each: int) -> Floats:
         """Return the first deadlines, as many as what is left of the budget pays for, and spend it."""
         each = self._engine.graph.n * sweeps_each
-        found = deadline_ticks[: max(int(self._left // each), 0)]
-        self._left -= each * len(found)
-        return found
+        affordable_ticks = deadline_ticks[: max(int(self._left // each), 0)]
+        self._left -= each * len(affordable_ticks)
+        return affordable_ticks
 
     def _between(self, deadline_ticks: Floats) -> Floats:
         """Return the middles of the steps between plans that lose most, as many as these deadlines, around them."""
@@ -297,14 +297,14 @@ class Pool:
 
     def _store(self, plans: Plans) -> None:
         """Add plans, and drop all that another dominates, in ticks."""
-        known = len(self._plans)
+        stored = len(self._plans)
         makespan_ticks, effective_j = map(
             np.append, (self._makespan_ticks, self._effective_j), self._sweeps.totals(plans)
         )
         order = np.lexsort((effective_j, makespan_ticks))
         least_j = np.minimum.accumulate(effective_j[order])
         kept = order[np.append(True, least_j[1:] < least_j[:-1])]
-        if (kept < known).all():
+        if (kept < stored).all():
             return
         unknown = np.full(len(plans), np.nan)
         self._plans = np.concatenate((self._plans, plans))[kept]

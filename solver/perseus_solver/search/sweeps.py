@@ -131,9 +131,9 @@ class Sweeps:
 
     def improved(self, plans: Plans, deadline_ticks: Floats) -> Plans:
         """Return the plans with their slack distributed, up to their own end or a later deadline, at no more energy."""
-        found = plans.copy()
-        self._run("improve", len(found), at(found, np.int16), at(deadline_ticks))
-        return found
+        improved = plans.copy()
+        self._run("improve", len(improved), at(improved, np.int16), at(deadline_ticks))
+        return improved
 
     def mixed(
         self, curve: Curve, mixtures: Mixtures, deadline_ticks: Floats, through: Floats, *, tie: float, shares: Floats
@@ -148,8 +148,8 @@ class Sweeps:
             tie: while a timetable is followed, time is worth this share of what it is in both timetables.
             shares: float[sweeps], at which slack is offered after that, falling, 8 at most.
         """
-        found: Plans = np.zeros((len(deadline_ticks), self.graph.n), dtype=np.int16)  # the fastest meets every deadline
-        energy_j = self.totals(found)[1]
+        plans: Plans = np.zeros((len(deadline_ticks), self.graph.n), dtype=np.int16)  # the fastest meets every deadline
+        energy_j = self.totals(plans)[1]
         lines = _Curve(at(curve.start_ticks), at(curve.finish_ticks), at(curve.through), at(curve.makespan_ticks))
         ways = _Mixtures(
             len(mixtures.late),
@@ -159,10 +159,10 @@ class Sweeps:
             at(mixtures.backward, np.uint8),
         )
         self._run(
-            "mix", len(found), at(found, np.int16), at(energy_j), at(deadline_ticks), at(through),
+            "mix", len(plans), at(plans, np.int16), at(energy_j), at(deadline_ticks), at(through),
             len(shares), at(shares), ctypes.byref(lines), ctypes.byref(ways), tie,
         )  # fmt: skip
-        return found
+        return plans
 
     def descended(
         self,
@@ -188,14 +188,14 @@ class Sweeps:
             rounds: each begins with the best plans of the one before.
             seed: of the random numbers; the same finds the same.
         """
-        found = plans.copy()
-        energy_j = self.totals(found)[1]
+        descended = plans.copy()
+        energy_j = self.totals(descended)[1]
         numbers = _Ruin(ruin.most_worth, ruin.least_noise, ruin.most_noise, ruin.least_part)
         self._run(
-            "descend", len(found), at(found, np.int16), at(energy_j), at(deadline_ticks), at(through),
+            "descend", len(descended), at(descended, np.int16), at(energy_j), at(deadline_ticks), at(through),
             len(shares), at(shares), ctypes.byref(numbers), tries, rounds, seed,
         )  # fmt: skip
-        return found
+        return descended
 
     def _run(self, name: str, *arguments: object) -> None:
         """Call a compiled function.
@@ -240,11 +240,11 @@ def _thresholds(tables: Tables) -> Floats:
 
     A price that is met exactly leaves the slower corner.
     """
-    found = np.full((len(tables.size), tables.hull_price.shape[1] + 1), np.inf)
-    found[:, 0] = -1.0
+    price = np.full((len(tables.size), tables.hull_price.shape[1] + 1), np.inf)
+    price[:, 0] = -1.0
     for k, corners in enumerate(tables.hull_size.tolist()):
-        found[k, 1:corners] = np.nextafter(tables.hull_price[k, : corners - 1][::-1].astype(np.float64), np.inf)
-    return found
+        price[k, 1:corners] = np.nextafter(tables.hull_price[k, : corners - 1][::-1].astype(np.float64), np.inf)
+    return price
 
 
 def _best_of_first(tables: Tables, width: int) -> npt.NDArray[np.int16]:

@@ -81,14 +81,14 @@ def step_flags(arguments: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """
     if len(arguments) > 2 * MOST_FLAGS or any(len(argument) > _LONGEST for argument in arguments):
         raise InvalidProblem(f"arguments must be at most {2 * MOST_FLAGS}, each of at most {_LONGEST} characters")
-    found: dict[str, str] = {}
+    flags: dict[str, str] = {}
     name = ""
     for argument in arguments:
         if argument.startswith("-") and not argument[1:2].isdigit():
             name, _, value = argument.lstrip("-").partition("=")
             name = name.replace("_", "-")
-            found[name] = value.replace("\n", " ")
+            flags[name] = value.replace("\n", " ")
             name = "" if value else name
         elif name:
-            found[name] = f"{found[name]} {argument}".strip().replace("\n", " ")
-    return tuple(sorted((name, value) for name, value in found.items() if name and name not in _NO_MATTER))
+            flags[name] = f"{flags[name]} {argument}".strip().replace("\n", " ")
+    return tuple(sorted((name, value) for name, value in flags.items() if name and name not in _NO_MATTER))

@@ -110,12 +110,12 @@ class FitResult:
         if self.models is None:
             return {}
         highest_mhz, draws = self.models.best.highest_mhz, (self.models.best, *self.models.draws)
-        found = {}
+        intervals = {}
         for field in fields(StepModel)[1:]:
             values = [getattr(draw, field.name) for draw in draws]
             low, high = interval_of(np.array([highest_mhz if value is None else value for value in values], float))
-            found[field.name] = float(low), float(high)
-        return found
+            intervals[field.name] = float(low), float(high)
+        return intervals
 
 
 def fit(windows: Sequence[Window], highest_mhz: int) -> FitResult:
@@ -253,7 +253,7 @@ def _medians(errors: Floats, cells: Index) -> Floats:
 
 def _scatter(errors: Floats, cells: Index, kinds: Index, counted: Flags) -> Floats:
     """Return the standard deviation within cells of each kind of step; that of all where no cell has several rows."""
-    found = np.empty(2)
+    scatter = np.empty(2)
     for kind in range(2):
         used = (counted & (kinds == kind)).astype(float)
         counts = np.bincount(cells, used)
@@ -264,16 +264,16 @@ def _scatter(errors: Floats, cells: Index, kinds: Index, counted: Flags) -> Floa
             squares = float((used * several[cells] * (errors - means[cells]) ** 2).sum())
         else:
             squares, freedom = float((used * errors**2).sum()), max(1.0, float(used.sum()))
-        found[kind] = max(math.sqrt(squares / freedom), _LEAST_SCATTER)
-    return found
+        scatter[kind] = max(math.sqrt(squares / freedom), _LEAST_SCATTER)
+    return scatter
 
 
 def _judged(columns: Columns, errors: Floats, cells: Index, used: Flags) -> tuple[Cell, ...]:
     counts = np.bincount(cells, used)
 
     def mean(values: Floats) -> Floats:
-        found: Floats = np.bincount(cells, used * values) / np.maximum(counts, 1.0)
-        return found
+        means: Floats = np.bincount(cells, used * values) / np.maximum(counts, 1.0)
+        return means
 
     clocks, running, kv_tokens, off = map(mean, (columns.in_force_mhz, columns.running, columns.kv_tokens, errors))
     return tuple(

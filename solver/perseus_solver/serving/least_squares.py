@@ -45,8 +45,8 @@ def _best_support(scaled: Floats, aim: Floats) -> Floats:
     for support in range(1, (1 << count) - 1):
         used = np.array([bool(support >> place & 1) for place in range(count)])
         system = np.where(used[:, None] & used[None, :], scaled, 0.0) + np.diag(np.where(used, _RIDGE, 1.0))
-        found = np.linalg.solve(system, np.where(used, aim, 0.0)[:, :, None])[:, :, 0]
-        value = np.einsum("pi,pij,pj->p", found, scaled, found) - 2.0 * np.einsum("pi,pi->p", found, aim)
-        better = (found >= 0.0).all(axis=1) & (value < least)
-        best[better], least[better] = found[better], value[better]
+        solution = np.linalg.solve(system, np.where(used, aim, 0.0)[:, :, None])[:, :, 0]
+        value = np.einsum("pi,pij,pj->p", solution, scaled, solution) - 2.0 * np.einsum("pi,pi->p", solution, aim)
+        better = (solution >= 0.0).all(axis=1) & (value < least)
+        best[better], least[better] = solution[better], value[better]
     return best

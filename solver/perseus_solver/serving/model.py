@@ -72,21 +72,21 @@ class StepModel:
             kv_tokens: tokens whose keys and values those read.
             prompt_tokens: tokens of prompts that it computes.
         """
-        found = self.steps_s(*(np.array(value, float) for value in (clock_mhz, running, kv_tokens, prompt_tokens)))
-        return float(found)
+        time_s = self.steps_s(*(np.array(value, float) for value in (clock_mhz, running, kv_tokens, prompt_tokens)))
+        return float(time_s)
 
     def steps_s(self, clock_mhz: Floats, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return how long steps take, in seconds: as `step_s`, for arrays whose shapes fit each other."""
         slower = np.maximum(1.0, self.knee_mhz / clock_mhz)
         products_mhz = clock_mhz if self.plateau_mhz is None else np.minimum(clock_mhz, self.plateau_mhz)
         operations_s = self.token_s * (running + prompt_tokens) * self.highest_mhz / products_mhz
-        found: Floats = (
+        times_s: Floats = (
             (self.host_s + self.sequence_s * running)
             + (self.launch_s + self.sampling_s * running) * self.highest_mhz / clock_mhz
             + np.maximum(self.weights_s * slower, operations_s)
             + self.kv_token_s * kv_tokens * slower
         )
-        return found
+        return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +180,19 @@ class WattModel:
         voltage2, held2 = (
             np.maximum(mhz, self.floor_mhz) ** 2 / self.highest_mhz**2 for mhz in (clock_mhz, products_mhz)
         )
-        found: Floats = (
+        energy_j: Floats = (
             self.resting_w(clock_mhz) * model.steps_s(clock_mhz, running, kv_tokens, prompt_tokens)
             + (self.byte_w + self.die_w * voltage2) * (model.weights_s + model.kv_token_s * kv_tokens)
             + self.sequence_j * running * voltage2
             + self.token_j * prompt_tokens * held2
         )
-        return found
+        return energy_j
 
     def resting_w(self, clock_mhz: Floats) -> Floats:
         """Return what the GPUs draw at clocks between two steps, and without any."""
         voltage2 = np.maximum(clock_mhz, self.floor_mhz) ** 2 / self.highest_mhz**2
-        found: Floats = self.idle_w + self.clock_w * clock_mhz / self.highest_mhz * voltage2
-        return found
+        power_w: Floats = self.idle_w + self.clock_w * clock_mhz / self.highest_mhz * voltage2
+        return power_w
 
 
 def interval_of(drawn: Floats) -> tuple[Floats, Floats]:
@@ -207,11 +207,11 @@ def upper_rank(count: int) -> int:
     return min(count, math.ceil(0.975 * (count + 1))) - 1
 
 
-def require(kept: bool, name: str, rule: str, of: object) -> None:
+def require(kept: bool, name: str, rule: str, instance: object) -> None:
     """Refuse a value of a dataclass that breaks a rule.
 
     Raises:
         InvalidProblem: it does; the message names the field and the rule.
     """
     if not kept:
-        raise InvalidProblem(f"{name} must be {rule}, not {getattr(of, name)!r}")
+        raise InvalidProblem(f"{name} must be {rule}, not {getattr(instance, name)!r}")

@@ -158,4 +158,4 @@ class Search:
         values, vectors = np.linalg.eigh(grams)
         noise = np.sqrt(np.maximum(values, 0.0)) * self._random.standard_normal(moments.shape)
         linear = non_negative(grams, moments + widened * np.einsum("pij,pj->pi", vectors, noise))
-        return tuple(self._model(member, found) for member, found in zip(self._members, linear, strict=True))
+        return tuple(self._model(member, parameters) for member, parameters in zip(self._members, linear, strict=True))

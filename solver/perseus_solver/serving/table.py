@@ -270,8 +270,8 @@ def _long_run_w(request: TableRequest, running: Floats, kv_tokens: Floats, clock
     highest_s = best.steps_s(np.full_like(clocks_mhz, best.highest_mhz), running, kv_tokens, none)
     resting = np.exp(-running * step_s / highest_s)
     busy_w = watts.joules_of(best, clocks_mhz, running, kv_tokens, none) / step_s
-    found: Floats = (1.0 - resting) * busy_w + resting * watts.resting_w(clocks_mhz)
-    return found
+    power_w: Floats = (1.0 - resting) * busy_w + resting * watts.resting_w(clocks_mhz)
+    return power_w
 
 
 def _boosts_mhz(request: TableRequest) -> tuple[int, ...]:

@@ -115,17 +115,17 @@ class Columns:
             (self.in_force_mhz, running, nothing, prompt),
             (nothing, running, nothing, prompt),
         ):
-            found = np.unique(np.stack(kinds, axis=1)[left], axis=0, return_inverse=True)[1].reshape(-1)
-            cells[left] = found + cells.max(initial=0) + 1
-            left = left[np.bincount(found)[found] < SEVERAL]
+            numbers = np.unique(np.stack(kinds, axis=1)[left], axis=0, return_inverse=True)[1].reshape(-1)
+            cells[left] = numbers + cells.max(initial=0) + 1
+            left = left[np.bincount(numbers)[numbers] < SEVERAL]
         renumbered: Index = np.unique(cells, return_inverse=True)[1].reshape(-1)
         return renumbered
 
     def errors(self, model: StepModel) -> Floats:
         """Return float[rows]: by what share each took longer than a model says."""
         fitted_s = model.steps_s(self.clock_mhz, self.running, self.kv_tokens, self.prompt_tokens)
-        found: Floats = self.step_s / np.maximum(fitted_s, 1e-9) - 1.0
-        return found
+        shares: Floats = self.step_s / np.maximum(fitted_s, 1e-9) - 1.0
+        return shares
 
     def design(self, points: Floats) -> Floats:
         """Return float[points, rows, 6]: what the parameters of a `StepModel` that count in proportion multiply.
@@ -139,12 +139,12 @@ class Columns:
         launch = self.highest_mhz / self.clock_mhz
         slower = np.maximum(1.0, knee_mhz / self.clock_mhz)
         operations = self.highest_mhz / np.minimum(self.clock_mhz, plateau_mhz)
-        found = np.empty((*slower.shape, 6))
-        found[..., 0], found[..., 1], found[..., 4] = 1.0, launch, self.running
-        found[..., 2] = np.maximum(crossing * slower, (self.running + self.prompt_tokens) * operations)
-        found[..., 3] = self.kv_tokens * slower
-        found[..., 5] = launch * self.running
-        return found
+        factors = np.empty((*slower.shape, 6))
+        factors[..., 0], factors[..., 1], factors[..., 4] = 1.0, launch, self.running
+        factors[..., 2] = np.maximum(crossing * slower, (self.running + self.prompt_tokens) * operations)
+        factors[..., 3] = self.kv_tokens * slower
+        factors[..., 5] = launch * self.running
+        return factors
 
 
 def ran_mhz(window: Window) -> int:

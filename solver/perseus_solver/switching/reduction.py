@@ -97,7 +97,7 @@ def reduce_clock_changes_of_point(
         InvalidProblem: ``loss`` or a cost is negative or not finite.
     """
     plans = np.concatenate([frontier.frequencies_mhz, point.frequencies_mhz[None]])
-    found = _Search(problem, plans, loss).run(np.array([max(deadline_s, point.iteration_time_s)]))
+    candidates = _Search(problem, plans, loss).run(np.array([max(deadline_s, point.iteration_time_s)]))
     order = np.argsort(np.append(frontier.time_s, point.iteration_time_s), kind="stable")
     claims = replace(
         frontier,
@@ -105,7 +105,7 @@ def reduce_clock_changes_of_point(
         energy_j=np.append(frontier.energy_j, point.energy_j)[order],
         energy_lower_bound_j=np.append(frontier.energy_lower_bound_j, point.energy_lower_bound_j)[order],
     )
-    return _rebuilt(problem, frontier, found, claims, loss)[0]
+    return _rebuilt(problem, frontier, candidates, claims, loss)[0]
 
 
 def proven_effective_j(problem: Problem, claims: Frontier, time_s: Floats) -> Floats:
@@ -201,16 +201,16 @@ class _Search:
         return best
 
 
-def _rebuilt(problem: Problem, frontier: Frontier, found: Candidates, claims: Frontier, loss: float) -> Frontier:
+def _rebuilt(problem: Problem, frontier: Frontier, candidates: Candidates, claims: Frontier, loss: float) -> Frontier:
     """Return a frontier of these plans; ``claims`` is the frontier whose bounds are proven."""
     blocking_w = problem.blocking_power_w * problem.stages
-    order = np.lexsort((found.energy_j, found.time_s))
-    cheapest = np.minimum.accumulate(found.energy_j[order])
+    order = np.lexsort((candidates.energy_j, candidates.time_s))
+    cheapest = np.minimum.accumulate(candidates.energy_j[order])
     chosen = order[np.append(True, cheapest[1:] < cheapest[:-1])]
-    time_s = found.time_s[chosen]
-    energy_j = found.energy_j[chosen] + blocking_w * time_s
+    time_s = candidates.time_s[chosen]
+    energy_j = candidates.energy_j[chosen] + blocking_w * time_s
     bound = np.minimum(proven_effective_j(problem, claims, time_s) + blocking_w * time_s, energy_j)
-    frequencies = Clocks(problem).mhz[found.plan[chosen]].astype(np.uint16)
+    frequencies = Clocks(problem).mhz[candidates.plan[chosen]].astype(np.uint16)
     return replace(
         frontier,
         time_s=time_s,

@@ -59,8 +59,8 @@ class Clocks:
         """
         changed = np.zeros(plans.shape, dtype=np.bool_)
         for rows in self.rows_of_stage:
-            own = plans[:, rows]
-            changed[:, rows] = own != np.roll(own, 1, axis=1)
+            clocks = plans[:, rows]
+            changed[:, rows] = clocks != np.roll(clocks, 1, axis=1)
         return changed
 
 
@@ -83,9 +83,9 @@ class Runs:
         table = clocks.option_of[clocks.rows]
         for k in np.unique(table).tolist():
             count = np.bincount(self._run_of[table == k], minlength=len(begins))
-            own = count > 0
-            self._time_s[own] += count[own, None] * clocks.time_s[k]
-            self._energy_j[own] += count[own, None] * clocks.energy_j[k]
+            present = count > 0
+            self._time_s[present] += count[present, None] * clocks.time_s[k]
+            self._energy_j[present] += count[present, None] * clocks.energy_j[k]
 
     def _sum(self, values: npt.NDArray[np.float64]) -> Floats:
         """Sum values [plans, instructions] over each run."""

@@ -110,14 +110,14 @@ class Forecaster:
         """
         if not 0.0 <= mean <= heaviest < math.inf:
             raise InvalidProblem(f"loads must be finite and 0 <= mean <= heaviest, not {mean!r} and {heaviest!r}")
-        for ahead, made in self._made.pop(self._epoch, []):
-            if made.expected > 0.0:
-                self._ratios.setdefault(ahead, _Ratios()).add(heaviest / made.expected)
+        for ahead, forecast in self._made.pop(self._epoch, []):
+            if forecast.expected > 0.0:
+                self._ratios.setdefault(ahead, _Ratios()).add(heaviest / forecast.expected)
             if ahead == 1:
                 self._judged += 1
-                self._covered += heaviest <= made.upper
-                self._wrong += abs(made.expected - mean)
-                self._forecast += made.expected
+                self._covered += heaviest <= forecast.upper
+                self._wrong += abs(forecast.expected - mean)
+                self._forecast += forecast.expected
                 self._load += mean
         self._loads.append(mean)
         if len(self._loads) == 2 * self._most:
@@ -128,14 +128,14 @@ class Forecaster:
         """Return the forecasts of the next epochs, at most `MOST_AHEAD`; they are judged when those have passed."""
         if not 1 <= epochs <= MOST_AHEAD:
             raise InvalidProblem(f"epochs must be from 1 to {MOST_AHEAD}, not {epochs!r}")
-        drift, made = self._drift(), []
+        drift, forecasts = self._drift(), []
         for ahead in range(1, epochs + 1):
             template, basis = self._template(len(self._loads) - 1 + ahead)
             expected = template * math.exp(drift * _FADING ** (ahead - 1)) if basis != "hours" else template
             one = Forecast(expected, max(expected, expected * self._headroom(ahead)), basis)
             self._made.setdefault(self._epoch - 1 + ahead, []).append((ahead, one))
-            made.append(one)
-        return tuple(made)
+            forecasts.append(one)
+        return tuple(forecasts)
 
     def error(self) -> ForecastError:
         """Return how forecasts for the next epoch did; of none, NaN."""

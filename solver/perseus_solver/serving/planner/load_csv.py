@@ -108,14 +108,14 @@ def _rows(where: str, text: str) -> list[_Row]:
     unknown = [column for column in header if column not in COLUMNS + OPTIONAL]
     if unknown:
         raise InvalidTrace(f"{where}, row 1: column {quoted(unknown[0])} is not known")
-    found = []
+    rows = []
     for number, cells in enumerate(lines, start=2):
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(header):
             raise InvalidTrace(f"{where}, row {number}: must have {len(header)} columns, not {len(cells)}")
-        found.append(_row(where, number, dict(zip(header, (cell.strip() for cell in cells), strict=True))))
-    return found
+        rows.append(_row(where, number, dict(zip(header, (cell.strip() for cell in cells), strict=True))))
+    return rows
 
 
 def _row(where: str, number: int, cells: dict[str, str]) -> _Row:

@@ -114,9 +114,9 @@ def _within(request: PlanRequest, costs: Sequence[PoolCosts], free: float) -> tu
     bound = _Bound(free, np.zeros(request.epochs))
     for attempt in range(2):
         bound = _priced(costs, gpus, bound, target)
-        found = _shared(costs, gpus, bound.prices)
-        if found and (not best or _total(found) < _total(best)):
-            best, target = found, _total(found)
+        paths = _shared(costs, gpus, bound.prices)
+        if paths and (not best or _total(paths) < _total(best)):
+            best, target = paths, _total(paths)
         if best and _total(best) <= bound.cost * (1.0 + _ENOUGH):
             break
         if not best:
@@ -180,9 +180,9 @@ def _settled(costs: Sequence[PoolCosts], gpus: float, used: list[Floats]) -> lis
     for _ in range(_PASSES):
         for place, one in enumerate(costs):
             room = gpus - np.sum(used, axis=0) + used[place]
-            found = least(one, room, most_expanded=_SETTLING)
-            if found.cost < paths[place].cost:
-                paths[place], used[place] = found, gpus_of(one, found.states)
+            path = least(one, room, most_expanded=_SETTLING)
+            if path.cost < paths[place].cost:
+                paths[place], used[place] = path, gpus_of(one, path.states)
             elif not paths[place].states:
                 return []
         now = _total(paths)
@@ -193,12 +193,12 @@ def _settled(costs: Sequence[PoolCosts], gpus: float, used: list[Floats]) -> lis
 
 
 def _choices(request: PlanRequest, pool: PoolLoad, costs: PoolCosts, path: Path) -> tuple[PoolChoice, ...]:
-    before, found = origin(costs), []
+    before, choices = origin(costs), []
     for epoch, state in enumerate(path.states):
         variant = pool.variants[state.variant]
         at = epoch, state.variant, state.replicas
         starts = started(before, state)
-        found.append(
+        choices.append(
             PoolChoice(
                 gpus=variant.gpus if state.replicas else 0,
                 replicas=state.replicas,
@@ -208,4 +208,4 @@ def _choices(request: PlanRequest, pool: PoolLoad, costs: PoolCosts, path: Path)
             )
         )
         before = state
-    return tuple(found)
+    return tuple(choices)

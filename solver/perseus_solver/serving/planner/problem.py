@@ -145,8 +145,8 @@ class PoolLoad:
         for epoch, (expected, upper) in enumerate(zip(self.expected, self.upper, strict=True)):
             _require(0.0 <= expected < math.inf, f"{where}expected of epoch {epoch}", "at least 0 and finite", expected)
             _require(expected <= upper < math.inf, f"{where}upper of epoch {epoch}", "at least expected", upper)
-        known = not self.running or len(self.running) == count
-        _require(known, f"{where}running", "one for each variant", self.running)
+        complete = not self.running or len(self.running) == count
+        _require(complete, f"{where}running", "one for each variant", self.running)
         _require(all(0 <= n <= MOST_REPLICAS for n in self.running), f"{where}running", "from 0", self.running)
         _require(sum(n > 0 for n in self.running) <= 1, f"{where}running", "of one variant", self.running)
 

@@ -101,8 +101,8 @@ def least(costs: PoolCosts, room: Floats | None = None, most_expanded: int = MOS
     first = plain.path(plain.dive())
     if first.cost <= plain.first * (1.0 + _SAME) or not math.isfinite(plain.first):
         return Path(first.states, first.cost, min(plain.first, first.cost))
-    guided, found = _guided(costs, room, first)
-    return guided.improved(found, most_expanded) if most_expanded else found
+    guided, path = _guided(costs, room, first)
+    return guided.improved(path, most_expanded) if most_expanded else path
 
 
 def relaxed(costs: PoolCosts) -> tuple[Path, Floats]:
@@ -156,8 +156,8 @@ def _guided(costs: PoolCosts, room: Floats | None, best: Path) -> tuple[_Search,
         search = _Search(costs, room, prices)
         if search.first > top.first:
             top, since = search, 0
-            found = search.path(search.dive())
-            best = found if found.cost < best.cost else best
+            path = search.path(search.dive())
+            best = path if path.cost < best.cost else best
         else:
             since += 1
         if top.first >= best.cost * (1.0 - 1e-6):
