@@ -79,18 +79,18 @@ def _run(options: AcceptOptions, stop: threading.Event) -> AcceptanceReport:
             f"an agent runs on this node (it holds {lock.path}): stop it, or take it off the node, and try again"
         )
     try:
-        found = open_device_set(options.devices)
+        device_set = open_device_set(options.devices)
         try:
-            return _accept(options, stop, found)
+            return _accept(options, stop, device_set)
         finally:
-            found.close()
+            device_set.close()
     finally:
         lock.release()
 
 
-def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> AcceptanceReport:
-    chosen = options.gpu or _given_to_container(found)
-    devices = [_choose(found, name) for name in (chosen, *options.others)]
+def _accept(options: AcceptOptions, stop: threading.Event, device_set: DeviceSet) -> AcceptanceReport:
+    chosen = options.gpu or _given_to_container(device_set)
+    devices = [_choose(device_set, name) for name in (chosen, *options.others)]
     if len({device.identity.uuid for device in devices}) < len(devices):
         raise SettingsError("--gpu, --other-gpus: a GPU is named twice")
     for device in devices:
@@ -105,7 +105,7 @@ def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> 
                 journal,
                 AgentProcesses(options.devices, devices[0].identity.uuid, Path(folder)),
                 minutes=options.minutes,
-                driver_version=found.driver_version,
+                driver_version=device_set.driver_version,
                 simulated=options.devices != "nvml" or ":" in options.workload,
                 others=devices[1:],
                 notes=notes,
@@ -119,9 +119,9 @@ def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> 
     return replace(report, gpu_uuid=devices[0].identity.uuid, node_name=options.node_name or os.uname().nodename)
 
 
-def _given_to_container(found: DeviceSet) -> str:
+def _given_to_container(device_set: DeviceSet) -> str:
     """The GPU that a device plugin has given to this container, or the only one."""
-    uuids = [device.identity.uuid for device in found.devices]
+    uuids = [device.identity.uuid for device in device_set.devices]
     given = os.environ.get(VISIBLE, "")
     if given in uuids:
         return given
@@ -130,12 +130,12 @@ def _given_to_container(found: DeviceSet) -> str:
     raise SettingsError(f"--gpu: must name one of {len(uuids)} GPUs by its UUID or index")
 
 
-def _choose(found: DeviceSet, name: str) -> Device:
-    by_uuid = {device.identity.uuid: device for device in found.devices}
+def _choose(device_set: DeviceSet, name: str) -> Device:
+    by_uuid = {device.identity.uuid: device for device in device_set.devices}
     if name in by_uuid:
         return by_uuid[name]
-    if name.isdecimal() and int(name) < len(found.devices):
-        return found.devices[int(name)]
+    if name.isdecimal() and int(name) < len(device_set.devices):
+        return device_set.devices[int(name)]
     raise SettingsError(f"--gpu: {name!r} is neither the UUID nor the index of one of {len(by_uuid)} GPUs")
 
 

@@ -79,10 +79,10 @@ def run_pipeline(bench: Bench, scan: ClockScan, switches: SwitchTimes, seconds: 
     if len(items) < firsts[-1] - before:
         raise PipelineFailed(f"the workload says that it did {len(everything)} of {firsts[-1] + after} items")
     begin_s, end_s = s_from_us(items[0].begin_us), s_from_us(items[-1].begin_us + items[-1].duration_us)
-    own = [item.duration_us for item in items]
+    durations_us = [item.duration_us for item in items]
     middle_s = (_time_s(fast) * _time_s(slow)) ** 0.5
     planned_slow = [point is slow for count, point in zip(counts, plan, strict=True) for _ in range(count)]
-    right = sum((s_from_us(us) > middle_s) == is_slow for us, is_slow in zip(own, planned_slow, strict=True))
+    right = sum((s_from_us(us) > middle_s) == is_slow for us, is_slow in zip(durations_us, planned_slow, strict=True))
     powers = [point.power_w for point in plan]
     predicted_j = (
         sum(count * _time_s(point) * (point.power_w or 0) for count, point in zip(counts, plan, strict=True))
@@ -104,8 +104,8 @@ def run_pipeline(bench: Bench, scan: ClockScan, switches: SwitchTimes, seconds: 
 
 def _two_clocks(scan: ClockScan, switches: SwitchTimes) -> tuple[ClockPoint, ClockPoint]:
     """The highest clock and a lower one, both with a measured time and measured changes."""
-    known = {each.to_mhz for each in switches.transitions}
-    usable = [point for point in scan.points if point.requested_mhz in known and point.item_time_s]
+    measured_mhz = {each.to_mhz for each in switches.transitions}
+    usable = [point for point in scan.points if point.requested_mhz in measured_mhz and point.item_time_s]
     if len(usable) < 2:
         raise PipelineFailed("there are fewer than two clocks with a measured time and measured changes")
     fast = usable[0]

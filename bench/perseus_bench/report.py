@@ -196,7 +196,8 @@ class AcceptanceReport:
             if (durations := one.speed if self.switches.speed else one.reported) is not None:
                 seen.setdefault(one.to_mhz, []).append(durations)
         return by_clock(
-            latency, {mhz: (sum(d.count for d in of), median(d.p50_s for d in of)) for mhz, of in seen.items()}
+            latency,
+            {mhz: (sum(d.count for d in trials), median(d.p50_s for d in trials)) for mhz, trials in seen.items()},
         )
 
 

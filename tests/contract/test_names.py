@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.offenders import ROOT, Offence, no_offenders, text_of
 
-ROOMS: Final = ("core", "runtime", "proto", "client", "agent", "solver")
+ROOMS: Final = ("core", "runtime", "proto", "client", "agent", "solver", "sim", "bench")
 TELEGRAMS: Final = frozenset({"found", "made", "known", "of", "own"})
 
 

@@ -69,14 +69,14 @@ class Catalog:
     @classmethod
     def with_builtins(cls) -> Catalog:
         """Everything that a bare API server serves and stores as objects."""
-        known = kmock.ResourcesArray()
+        bundled = kmock.ResourcesArray()
         with warnings.catch_warnings():
             # kmock reads its file by a function that Python 3.11 calls deprecated, and later ones no longer do.
             warnings.simplefilter("ignore", DeprecationWarning)
-            known.load_bundled()
+            bundled.load_bundled()
         catalog = cls()
-        for key in known:
-            info = known[key]
+        for key in bundled:
+            info = bundled[key]
             group, version, plural = key.group or "", key.version or "", key.plural or ""
             if group in _NOT_BUILT_IN or plural in _NOT_OBJECTS or "list" not in info.verbs:
                 continue
@@ -108,10 +108,10 @@ class Catalog:
         Raises:
             NotFound: no such resource is served.
         """
-        found = self._resources.get((group, version, plural))
-        if found is None:
+        resource = self._resources.get((group, version, plural))
+        if resource is None:
             raise NotFound.path()
-        return found
+        return resource
 
     def of_storage(self, storage: str) -> Resource | None:
         """Some version of the resource with this storage."""

@@ -169,8 +169,8 @@ class _Call:
         obj = self._document()
         for field, expected in (("apiVersion", self.resource.api_version), ("kind", self.resource.kind)):
             if obj.get(field, expected) != expected:
-                found = f"{obj.get('kind')} in version {obj.get('apiVersion')!r}"
-                raise BadRequest(f"{found} cannot be handled as a {self.resource.kind}")
+                sent = f"{obj.get('kind')} in version {obj.get('apiVersion')!r}"
+                raise BadRequest(f"{sent} cannot be handled as a {self.resource.kind}")
         if not isinstance(obj.get("metadata") or {}, dict):
             raise BadRequest("metadata must be an object")
         return obj

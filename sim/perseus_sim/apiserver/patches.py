@@ -112,8 +112,8 @@ def strategic_patch(obj: Json, patch: Json, schema: Json | None = None) -> Json:
 def _property(schema: Json | None, key: str) -> Json | None:
     if schema is None:
         return None
-    found = schema.get("properties", {}).get(key)
-    return found if isinstance(found, dict) else {}
+    part = schema.get("properties", {}).get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def _list_keys(name: str, schema: Json | None) -> list[str | None]:

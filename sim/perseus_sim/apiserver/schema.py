@@ -91,10 +91,15 @@ def _check(value: Any, schema: Json, path: str) -> Iterator[StatusCause]:
         return
     if not _has_type(value, schema):
         expected = "integer,string" if schema.get("x-kubernetes-int-or-string") else schema.get("type")
-        found = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", type(None): "null"}.get(
-            type(value), "number"
-        )
-        rule = f'{path} in body must be of type {expected}: "{found}"'
+        type_name = {
+            dict: "object",
+            list: "array",
+            str: "string",
+            bool: "boolean",
+            int: "integer",
+            type(None): "null",
+        }.get(type(value), "number")
+        rule = f'{path} in body must be of type {expected}: "{type_name}"'
         yield StatusCause(path, "FieldValueTypeInvalid", f"Invalid value: {shown(value)}: {rule}")
         return
     allowed = schema.get("enum")

@@ -83,10 +83,10 @@ def _exists(key: str, *, negated: bool) -> Callable[[dict[str, str]], bool]:
 
 def _field(path: str, value: str, *, negated: bool) -> Predicate:
     def test(obj: Json) -> bool:
-        found: object = obj
+        part: object = obj
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        text = "" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+            part = part.get(name) if isinstance(part, dict) else None
+        text = "" if part is None else str(part).lower() if isinstance(part, bool) else str(part)
         return (text == value) != negated
 
     return test

@@ -57,10 +57,10 @@ class Store:
         Raises:
             NotFound: there is none.
         """
-        found = self._objects[resource.storage].get(Key(resource.storage, namespace, name))
-        if found is None:
+        stored = self._objects[resource.storage].get(Key(resource.storage, namespace, name))
+        if stored is None:
             raise resource.not_found(name)
-        return found
+        return stored
 
     def objects(self, resource: Resource, namespace: str) -> Iterator[Json]:
         """Objects of a namespace, or of all where it is empty, by namespace and name."""

@@ -97,24 +97,24 @@ def _cell(column: Json, obj: Json) -> Any:
 
 def _find(obj: Any, path: str) -> Iterable[Any]:
     """The values at a JSON path of the kinds that printer columns use: keys, indexes and one equality filter."""
-    found = [obj]
+    values = [obj]
     for step in _STEP.finditer(_BRACKET_KEY.sub(lambda match: f".{match['key']}" if match["key"] else ".", path)):
         if step["key"] is not None:
-            found = [value[step["key"]] for value in found if isinstance(value, dict) and step["key"] in value]
+            values = [value[step["key"]] for value in values if isinstance(value, dict) and step["key"] in value]
         elif step["by"] is not None:
-            found = [
+            values = [
                 item
-                for value in found
+                for value in values
                 if isinstance(value, list)
                 for item in value
                 if isinstance(item, dict) and str(item.get(step["by"])) == step["equals"]
             ]
         elif step["index"] == "*":
-            found = [item for value in found if isinstance(value, list) for item in value]
+            values = [item for value in values if isinstance(value, list) for item in value]
         else:
             index = int(step["index"])
-            found = [value[index] for value in found if isinstance(value, list) and index < len(value)]
-    return found
+            values = [value[index] for value in values if isinstance(value, list) and index < len(value)]
+    return values
 
 
 def _age(timestamp: str) -> str:

@@ -64,10 +64,10 @@ def find_assets() -> Path:
 def _built_assets() -> Path:
     if not _BUILD_SCRIPT.exists():
         raise NoControlPlane("perseus_sim is not in a checkout: set KUBEBUILDER_ASSETS")
-    found = subprocess.run([sys.executable, _BUILD_SCRIPT, "--where"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise NoControlPlane(f"{found.stderr.strip()}; or set KUBEBUILDER_ASSETS")
-    return Path(found.stdout.strip())
+    answer = subprocess.run([sys.executable, _BUILD_SCRIPT, "--where"], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise NoControlPlane(f"{answer.stderr.strip()}; or set KUBEBUILDER_ASSETS")
+    return Path(answer.stdout.strip())
 
 
 @dataclass(frozen=True)

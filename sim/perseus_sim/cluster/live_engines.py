@@ -58,9 +58,9 @@ class LiveEngines:
         path = self.files[pod]
         if not path.exists():
             return None
-        found = json.loads(path.read_text())
-        ended = tuple(Ended(found["begun_s"] + one[0], *one[1:]) for one in found["requests"])
-        return EngineResults(found["joules"], found["tokens"], ended)
+        document = json.loads(path.read_text())
+        ended = tuple(Ended(document["begun_s"] + one[0], *one[1:]) for one in document["requests"])
+        return EngineResults(document["joules"], document["tokens"], ended)
 
     def joules(self, pod: str) -> float:
         """What the GPUs of a replica have drawn, by their own counters."""
@@ -116,12 +116,12 @@ def start_engines(
     folder = cluster.folder / name
     folder.mkdir()
     engines = LiveEngines(name, node, {}, {}, {}, {})
-    for replica, own in enumerate(requests):
+    for replica, load in enumerate(requests):
         pod_name = f"{name}-{replica}"
         gpus = free[replica * gpus_each : (replica + 1) * gpus_each]
         node.allocated |= {one.spec.uuid for one in gpus}
         trace, results = folder / f"{replica}.csv", folder / f"{replica}.json"
-        write_trace(trace, own)
+        write_trace(trace, load)
         bursts = folder / f"{replica}.burst.csv" if burst else None
         if bursts is not None:
             write_trace(bursts, burst)

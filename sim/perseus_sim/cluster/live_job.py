@@ -50,15 +50,15 @@ class LiveJob:
     def iterations(self, dp: int) -> list[LiveIteration]:
         """All complete iterations of a pipeline."""
         ranks = [self.executed(rank) for rank in self.logs if rank.dp == dp]
-        found = []
+        iterations = []
         for k in range(min(map(len, ranks)) - 1):
-            found.append(
+            iterations.append(
                 LiveIteration(
                     time_s=s_from_us(max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks)),
                     energy_j=sum(rank[k + 1]["energy_uj"] - rank[k]["energy_uj"] for rank in ranks) / 1e6,
                 )
             )
-        return found
+        return iterations
 
     def check(self) -> None:
         """Raise RuntimeError, with the end of its log, if a rank has failed."""

@@ -347,9 +347,9 @@ class SimulatedCluster:
         for dp in range(pipelines):
             node = nodes[dp % len(nodes)]
             pod_name = f"{name}-{dp}"
-            own = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {}) | dict(labels or {})
+            pod_labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {}) | dict(labels or {})
             uuids = tuple(gpu.spec.uuid for gpu in gpus[dp])
-            uid = self.run_pod(namespace, pod_name, node.name, own, [])
+            uid = self.run_pod(namespace, pod_name, node.name, pod_labels, [])
             pod = AdmittedPod(uid, namespace, pod_name, uuids)
             node.kubelet.admit(pod)
             node.kubelet.place([child.pid for rank, child in training.children.items() if rank.dp == dp], uid)
@@ -374,14 +374,14 @@ class SimulatedCluster:
         if Feature.CONTROLLERS in self.server.features:
             self._await_account(namespace)
         container = {"name": "main", "image": "simulated", "ports": ports}
-        made = self.core.create_namespaced_pod(
+        pod = self.core.create_namespaced_pod(
             namespace,
             {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node, "containers": [container]}},
         )
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "conditions": [ready]}
         self.core.patch_namespaced_pod_status(name, namespace, {"status": status})
-        return str(made.metadata.uid)
+        return str(pod.metadata.uid)
 
     def _await_account(self, namespace: str) -> None:
         # A real API server refuses pods until a controller has made the namespace's default service account.

@@ -307,20 +307,20 @@ def _verdict(pairs: Sequence[tuple[Outcome, Outcome]], objective: Objective) -> 
     lost = max(one.attainment.percent - other.attainment.percent for one, other in pairs)
     saved = min(-one.energy_percent for _, one in pairs)
     wanted = 100 * objective.attainment
-    found = []
+    advice = []
     if highest < wanted:
-        found.append(
+        advice.append(
             f"do not use the law here: at the highest clock {highest:.2f} % keep the objective, not {wanted:g} %; "
             "more replicas or longer limits come first"
         )
     elif law < wanted or lost > _NOTICEABLY_PERCENT:
-        found.append(
+        advice.append(
             f"do not use the law here: with it {law:.2f} % keep the objective, not {wanted:g} %; at the highest clock "
             f"up to {lost:.2f} points more"
         )
     if saved < _LITTLE_PERCENT:
-        found.append(f"the law saves little here: {saved:.1f} %, less than the {_LITTLE_PERCENT:g} % worth a change")
-    return found
+        advice.append(f"the law saves little here: {saved:.1f} %, less than the {_LITTLE_PERCENT:g} % worth a change")
+    return advice
 
 
 def _replicas_text(options: argparse.Namespace) -> str:

@@ -141,7 +141,7 @@ def _variants(
     from perseus_solver.serving.planner import ReplicaModel, RequestClass, Variant
 
     requests = RequestClass.exponential(one.prompt_tokens, one.output_tokens)
-    found = []
+    variants = []
     for gpus, machine in machines.items():
         highest_mhz = machine.clocks_mhz[-1]
         steps = MachineSteps(machine, 0.5 * requests.prompt_tokens * (1.0 + requests.prompt_scv))
@@ -153,13 +153,13 @@ def _variants(
             for mhz in (*ladder(machine)[::2], highest_mhz)
         )
         if kept := tuple(point for both in points for point in both):
-            found.append(Variant(gpus, kept, options.start_s, options.start_s * machine.costs(highest_mhz).idle_w))
-    if not found:
+            variants.append(Variant(gpus, kept, options.start_s, options.start_s * machine.costs(highest_mhz).idle_w))
+    if not variants:
         raise SolverError(
             f"class {one.name}: no replica keeps the limits for {one.prompt_tokens:,.0f} tokens of prompt and "
             f"{one.output_tokens:,.0f} of answer: give other --parallel, or longer limits"
         )
-    return tuple(found)
+    return tuple(variants)
 
 
 def _confirmed(

@@ -59,12 +59,12 @@ class Observer:
         """Return the PerseusJob, or another object of its name; None: there is none."""
         place = keys.API_GROUP, keys.API_VERSION, self._job.namespace, plural, self._name
         try:
-            found: Any = self._objects.get_namespaced_custom_object(*place)
+            stored: Any = self._objects.get_namespaced_custom_object(*place)
         except client.ApiException as error:
             if error.status == 404:
                 return None
             raise
-        return dict(found)
+        return dict(stored)
 
     def delete(self) -> None:
         """Delete the PerseusJob."""
@@ -84,9 +84,9 @@ class Observer:
         """
         deadline_s = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline_s:
-            found = seen()
-            if found is not None:
-                return found
+            result = seen()
+            if result is not None:
+                return result
             if self._job.training.failure is not None:
                 raise DemoFailed(f"training failed: {self._job.training.failure}")
             time.sleep(0.05)
@@ -97,10 +97,10 @@ class Observer:
 
         def true() -> dict[str, Any] | None:
             status = self.status()
-            found = condition(status, kind)
-            if found.get("reason") in {"SpecInvalid", "ProfileInvalid", "SolveFailed"}:
-                raise DemoFailed(f"{kind}: {found['message']}")
-            return status if found.get("status") == "True" else None
+            state = condition(status, kind)
+            if state.get("reason") in {"SpecInvalid", "ProfileInvalid", "SolveFailed"}:
+                raise DemoFailed(f"{kind}: {state['message']}")
+            return status if state.get("status") == "True" else None
 
         return self.wait(true, f"condition {kind}")
 
@@ -157,8 +157,8 @@ class Observer:
         """
 
         def precise(numbers: Sequence[int]) -> bool:
-            found = self._medians(numbers)
-            return max(found.time_s.relative_margin, found.energy_j.relative_margin) <= ACCURACY
+            medians = self._medians(numbers)
+            return max(medians.time_s.relative_margin, medians.energy_j.relative_margin) <= ACCURACY
 
         def enough() -> list[int] | None:
             ended, complete = until(), self.complete()

@@ -24,12 +24,12 @@ def share_text(share: Estimate, digits: int = 2) -> str:
     return f"{signed_percent(share.median, digits)} ± {100 * share.margin:.{digits}f}"
 
 
-def measured_text(found: Measurement) -> str:
+def measured_text(measurement: Measurement) -> str:
     """Time and energy of an iteration, with their 95 % intervals."""
-    time, energy = found.time_s, found.energy_j
+    time, energy = measurement.time_s, measurement.energy_j
     return (
         f"{time.median:.4g} s ± {100 * time.relative_margin:.2f} % and {energy.median:,.0f} J ± "
-        f"{100 * energy.relative_margin:.2f} % an iteration (median of {len(found.numbers)})"
+        f"{100 * energy.relative_margin:.2f} % an iteration (median of {len(measurement.numbers)})"
     )
 
 
@@ -77,7 +77,7 @@ def document(results: Results) -> dict[str, Any]:
         "gpu": results.gpu,
         "times_faster_than_the_gpu": results.speed,
         "confidence": 0.95,
-        "measured": {name: _measurement(found) for name, found in _measured(results).items()},
+        "measured": {name: _measurement(measurement) for name, measurement in _measured(results).items()},
         "predicted": {
             name: {
                 "iteration_time_s": run.predicted.time_s,
@@ -111,16 +111,16 @@ def _measured(results: Results) -> dict[str, Measurement]:
     return {"default_clocks": results.baseline, **plans, "beside_a_throttled_gpu": results.beside_straggler}
 
 
-def _measurement(found: Measurement) -> dict[str, Any]:
+def _measurement(measurement: Measurement) -> dict[str, Any]:
     return {
-        "iteration_time_s": _estimate(found.time_s),
-        "energy_j": _estimate(found.energy_j),
-        "iterations": len(found.numbers),
+        "iteration_time_s": _estimate(measurement.time_s),
+        "energy_j": _estimate(measurement.energy_j),
+        "iterations": len(measurement.numbers),
     }
 
 
-def _estimate(found: Estimate) -> dict[str, float]:
-    return {"median": found.median, "margin": found.margin}
+def _estimate(estimate: Estimate) -> dict[str, float]:
+    return {"median": estimate.median, "margin": estimate.margin}
 
 
 def _pictured(ran: Executed) -> dict[str, Any]:
@@ -148,10 +148,12 @@ def _frontier(results: Results) -> bytes:
     )
 
 
-def _mark(name: str, found: Measurement, pipelines: int) -> Mark:
+def _mark(name: str, measurement: Measurement, pipelines: int) -> Mark:
     """Of one pipeline, as a frontier is."""
-    energy = found.energy_j
-    return Mark(name, found.time_s.median, energy.median / pipelines, found.time_s.margin, energy.margin / pipelines)
+    energy = measurement.energy_j
+    return Mark(
+        name, measurement.time_s.median, energy.median / pipelines, measurement.time_s.margin, energy.margin / pipelines
+    )
 
 
 def _pipeline(results: Results) -> bytes:
@@ -181,8 +183,8 @@ def _page(results: Results, story: Sequence[str]) -> str:
         "beside_a_throttled_gpu": "measured: beside a throttled GPU",
         "plan_in_force": "measured: the plan in force at the end",
     }
-    found = _measured(results)
-    rows = [_row(name, found[key], results.baseline) for key, name in names.items()]
+    measurements = _measured(results)
+    rows = [_row(name, measurements[key], results.baseline) for key, name in names.items()]
     predicted = results.in_force.predicted
     rows.append(
         f"| predicted: the plan in force | {predicted.time_s:.4f} | {predicted.energy_j:,.0f} | | "
@@ -216,9 +218,9 @@ def _page(results: Results, story: Sequence[str]) -> str:
     )
 
 
-def _row(name: str, found: Measurement, baseline: Measurement) -> str:
-    time, energy = found.time_s, found.energy_j
+def _row(name: str, measurement: Measurement, baseline: Measurement) -> str:
+    time, energy = measurement.time_s, measurement.energy_j
     measured = f"| {name} | {time.median:.4f} ± {time.margin:.4f} | {energy.median:,.0f} ± {energy.margin:,.0f} |"
-    if found is baseline:
+    if measurement is baseline:
         return f"{measured} | |"
     return f"{measured} {share_text(time.against(baseline.time_s))} | {share_text(energy.against(baseline.energy_j))} |"

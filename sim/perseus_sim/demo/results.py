@@ -65,9 +65,9 @@ class Estimate:
         ratio = self.median / reference.median
         return Estimate(ratio - 1, ratio * math.hypot(self.relative_margin, reference.relative_margin))
 
-    def within(self, limit: float, of: float = 0.0) -> bool:
+    def within(self, limit: float, center: float = 0.0) -> bool:
         """Whether the whole interval is no further than a limit from a value."""
-        return abs(self.median - of) + self.margin <= limit
+        return abs(self.median - center) + self.margin <= limit
 
 
 @dataclass(frozen=True)

@@ -227,10 +227,10 @@ class Demo:
         hardware = see.wait(measured, "clock changes to be measured")
         median_s, p99_s = (self._scale.s(hardware[f"switchLatency{which}Microseconds"]) for which in ("Median", "P99"))
         self._say(f"clock changes measured: {1000 * median_s:.0f} ms, 99 of 100 within {1000 * p99_s:.0f} ms")
-        found = see.wait_condition("ModelExplains")["calibration"]
+        calibration = see.wait_condition("ModelExplains")["calibration"]
         self._say(
-            f"calibrated on {found['iterations']} iterations: mean error on those held out {found['heldOutError']}, "
-            f"without calibration {found['uncalibratedError']}"
+            f"calibrated on {calibration['iterations']} iterations: mean error on those held out "
+            f"{calibration['heldOutError']}, without calibration {calibration['uncalibratedError']}"
         )
         status = see.wait(learned, "a plan for what was learned")
         plan = status["plan"]

@@ -171,22 +171,22 @@ class ServingDemo:
         return engines
 
     def _requests(self, replica: int) -> tuple[Request, ...]:
-        own = _CHAT.requests(PERIOD_S, seed=replica)
+        chats = _CHAT.requests(PERIOD_S, seed=replica)
         return tuple(
             Request(one.arrival_s + PERIOD_S * period, one.prompt_tokens, one.output_tokens)
             for period in range(_PERIODS)
-            for one in own
+            for one in chats
         )
 
     def _measure(self, engines: LiveEngines, what: str) -> LoadSpan:
         """One period of the load."""
         begin_s = time.monotonic()
-        found = [engines.results(pod) for pod in engines.pods]
+        before = [engines.results(pod) for pod in engines.pods]
         time.sleep(PERIOD_S)
         end_s = time.monotonic()
         after = [engines.results(pod) for pod in engines.pods]
-        joules = sum(b.joules - a.joules for a, b in zip(found, after, strict=True) if a and b)
-        tokens = sum(b.tokens - a.tokens for a, b in zip(found, after, strict=True) if a and b)
+        joules = sum(b.joules - a.joules for a, b in zip(before, after, strict=True) if a and b)
+        tokens = sum(b.tokens - a.tokens for a, b in zip(before, after, strict=True) if a and b)
         time.sleep(1.0)  # for the last that came to end
         span = LoadSpan(begin_s, end_s, joules, tokens, self._between(engines, begin_s, end_s))
         self._say(
@@ -259,8 +259,8 @@ class ServingDemo:
     # ------------------------------------------------------------------------------------------- details
 
     def _status(self) -> dict[str, Any]:
-        found: Any = self._objects.get_namespaced_custom_object(*_WHERE)
-        return dict(found.get("status") or {})
+        stored: Any = self._objects.get_namespaced_custom_object(*_WHERE)
+        return dict(stored.get("status") or {})
 
     def _true(self, kind: str) -> bool | None:
         return condition(self._status(), kind).get("status") == "True" or None
@@ -269,8 +269,8 @@ class ServingDemo:
         return str(condition(self._status(), kind)["message"])
 
     def _ended(self, engines: LiveEngines, pod: str) -> tuple[Ended, ...]:
-        found = engines.results(pod)
-        return found.ended if found else ()
+        results = engines.results(pod)
+        return results.ended if results else ()
 
     def _between(self, engines: LiveEngines, begin_s: float, end_s: float) -> tuple[Ended, ...]:
         every = (one for pod in engines.pods for one in self._ended(engines, pod))
@@ -283,9 +283,9 @@ class ServingDemo:
     def _wait(self, look: Callable[[], T | None], what: str) -> T:
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
-            found = look()
-            if found:
-                return found
+            result = look()
+            if result:
+                return result
             time.sleep(0.05)
         raise DemoFailed(f"no {what} within {_PATIENCE_S:.0f} s; the status says {self._status()}")
 

@@ -69,11 +69,11 @@ class ClusterApi:
                 urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
             )
             with direct.open(request, timeout=_TIMEOUT_S) as answer:
-                found = json.loads(answer.read(MAX_ANSWER_BYTES))
+                document = json.loads(answer.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             raise ApiError(f"{method} {path}: {error.code} {error.reason}", error.code) from error
         except (OSError, ValueError) as error:
             raise ApiError(f"{method} {path}: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise ApiError(f"{method} {path}: the answer is no object")
-        return found
+        return document

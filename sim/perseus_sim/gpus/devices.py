@@ -100,8 +100,8 @@ class SimulatedDevice:
         self._call()
         limit, reasons = self.gpu.capped()
         wanted = self.gpu.locked_mhz or self.gpu.spec.default_clock_mhz
-        found = EventReason(reasons) if limit and limit < wanted else EventReason.NONE
-        return found | EventReason.POWER_CAP if self._driver and self._driver.at_power_limit() else found
+        throttled = EventReason(reasons) if limit and limit < wanted else EventReason.NONE
+        return throttled | EventReason.POWER_CAP if self._driver and self._driver.at_power_limit() else throttled
 
     def close(self) -> None:
         """The GPU's file is closed with the process: workers may still be reading."""

@@ -133,10 +133,10 @@ class GpuDriver(stubs.DRAPluginServicer, registration_stubs.RegistrationServicer
     def _prepare(self, claim: messages.Claim) -> messages.NodePrepareResourceResponse:
         try:
             path = f"/apis/resource.k8s.io/v1/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
-            found = self.api.request("GET", path)
-            if found["metadata"]["uid"] != claim.uid:
+            stored = self.api.request("GET", path)
+            if stored["metadata"]["uid"] != claim.uid:
                 return messages.NodePrepareResourceResponse(error=f"claim {claim.name} is another one now")
-            results = found["status"]["allocation"]["devices"]["results"]
+            results = stored["status"]["allocation"]["devices"]["results"]
             devices = [
                 messages.Device(
                     request_names=[result["request"]],
@@ -162,17 +162,17 @@ def publish(api: ClusterApi, wanted: dict[str, Any]) -> None:
     """
     path = f"{SLICES}/{wanted['metadata']['name']}"
     try:
-        found = api.request("GET", path)
+        published = api.request("GET", path)
     except ApiError as error:
         if error.status != 404:
             raise
         api.request("POST", SLICES, wanted)
         return
-    pool = found["spec"]["pool"]
+    pool = published["spec"]["pool"]
     same = {**wanted["spec"], "pool": pool}
-    if found["spec"] != same:
+    if published["spec"] != same:
         spec = {**wanted["spec"], "pool": {**wanted["spec"]["pool"], "generation": pool["generation"] + 1}}
-        api.request("PUT", path, {**wanted, "metadata": found["metadata"], "spec": spec})
+        api.request("PUT", path, {**wanted, "metadata": published["metadata"], "spec": spec})
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,16 @@ def offer_claims(
         registered.set() if done else registered.clear()
         say(line, done)
 
-    own, its = folders.driver / "dra.sock", folders.registry / f"{DRIVER}.sock"
-    driver = GpuDriver(api, node_name, own, kubelet_said)
+    driver_socket, registry_socket = folders.driver / "dra.sock", folders.registry / f"{DRIVER}.sock"
+    driver = GpuDriver(api, node_name, driver_socket, kubelet_said)
     _write(folders.cdi / f"{CDI_KIND.replace('/', '-')}.json", container_devices(gpus, folder))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dra") as threads:
         servers = [grpc.server(threads) for _ in range(2)]
         stubs.add_DRAPluginServicer_to_server(driver, servers[0])
         registration_stubs.add_RegistrationServicer_to_server(driver, servers[1])
         try:
-            for server, socket in zip(servers, (own, its), strict=True):  # the kubelet may call as soon as it finds its
+            # The driver's first: the kubelet may call as soon as it finds the other.
+            for server, socket in zip(servers, (driver_socket, registry_socket), strict=True):
                 socket.parent.mkdir(parents=True, exist_ok=True)
                 socket.unlink(missing_ok=True)
                 server.add_insecure_port(f"unix:{socket}")

@@ -26,12 +26,12 @@ class GpuModel(GpuCurves):
             OSError, ValueError, KeyError, TypeError: it is not one.
         """
         figures = read_figures(path)
-        found: dict[str, Any] = tomllib.loads(path.read_text())["driver"]
+        driver: dict[str, Any] = tomllib.loads(path.read_text())["driver"]
         latency = published_latency(figures["name"])
-        sources = {key: one["source"] for key, one in found.items()}
+        sources = {key: one["source"] for key, one in driver.items()}
         figures["sources"] |= {**sources, "latency": latency.source}
         figures["name"] += " (simulated)"
-        return cls(driver=DriverModel(latency=latency, **{key: one["value"] for key, one in found.items()}), **figures)
+        return cls(driver=DriverModel(latency=latency, **{key: one["value"] for key, one in driver.items()}), **figures)
 
     def faster(self, factor: int) -> GpuModel:
         """The same on which everything takes ``factor`` times less time; its watts and clocks are the same."""

@@ -127,9 +127,9 @@ class SharedGpu:
         words = self._words
         while True:
             before = words[_SEQUENCE]
-            found = Physics(words[_NOW_US], words[_ENERGY_UJ], words[_POWER_MW])
+            physics = Physics(words[_NOW_US], words[_ENERGY_UJ], words[_POWER_MW])
             if before % 2 == 0 and words[_SEQUENCE] == before:
-                return found
+                return physics
             time.sleep(0)  # the writer is between two stores
 
     # ---------------------------------------------------------------------------------- the agent's

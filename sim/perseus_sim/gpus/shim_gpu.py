@@ -188,11 +188,11 @@ class ShimGpu:
 def describe(folder: Path) -> dict[str, dict[str, int]]:
     """Values of every GPU, by UUID."""
     shim = open_shim(folder)
-    found = {
+    values = {
         uuid: {key: shim.get(index, key) for key in _SHOWN} for index, uuid in enumerate(ShimGpus.read(folder).uuids)
     }
     shim.close()
-    return found
+    return values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

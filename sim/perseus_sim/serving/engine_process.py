@@ -192,9 +192,9 @@ def main() -> int:
     spec = EngineSpec(**{**fields, "gpus": tuple(fields["gpus"])})
     results = Path(spec.results)
 
-    def write(found: Results) -> None:
+    def write(current: Results) -> None:
         partial = results.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(found)))
+        partial.write_text(json.dumps(asdict(current)))
         partial.replace(results)
 
     gpus = [SharedGpu(Path(gpu)) for gpu in spec.gpus]

@@ -178,8 +178,8 @@ class _Histogram:
     def cumulative(self) -> dict[str | float, float]:
         """How many are at most each edge, how many there are, and their sum."""
         counts = list(accumulate(self._counts))
-        found: dict[str | float, float] = dict(zip([*self._upper, float("inf")], counts, strict=True))
-        return found | {"count": counts[-1], "sum": self._sum}
+        buckets: dict[str | float, float] = dict(zip([*self._upper, float("inf")], counts, strict=True))
+        return buckets | {"count": counts[-1], "sum": self._sum}
 
 
 def _integer_where_whole(value: float) -> str:

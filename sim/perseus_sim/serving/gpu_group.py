@@ -33,13 +33,13 @@ class GpuGroup:
 
     def clocks_mhz(self, now_us: int) -> tuple[int, int]:
         """Return the slowest and the fastest clock in effect now."""
-        found = []
+        clocks_mhz = []
         for gpu, clock in zip(self._gpus, self._clocks, strict=True):
             if clock.requested:
                 clock.take_up(min(now_us, us_from_ns(gpu.requested_ns())))
             clock.settle(now_us)
-            found.append(clock.mhz)
-        return min(found), max(found)
+            clocks_mhz.append(clock.mhz)
+        return min(clocks_mhz), max(clocks_mhz)
 
     def drew(self, joules: float, now_us: int) -> None:
         """Book what all of them have drawn.

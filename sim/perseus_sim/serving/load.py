@@ -33,13 +33,13 @@ class Chat:
     def requests(self, seconds: float, seed: int) -> tuple[Request, ...]:
         """Return those of a while, in the order of arrival."""
         draw, now_s = random.Random(seed), 0.0
-        found: list[Request] = []
+        requests: list[Request] = []
         while True:
             now_s += draw.expovariate(self.per_second)
             if now_s >= seconds:
-                return tuple(found)
+                return tuple(requests)
             prompt, output = (self._length(draw, median) for median in (self.prompt_tokens, self.output_tokens))
-            found.append(Request(now_s, prompt, output))
+            requests.append(Request(now_s, prompt, output))
 
     def _length(self, draw: random.Random, median: int) -> int:
         return max(1, min(self.most_tokens, round(median * math.exp(draw.gauss(0.0, self.spread)))))

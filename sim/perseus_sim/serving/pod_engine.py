@@ -53,8 +53,8 @@ def main() -> int:
             return
         printed_s = time.monotonic()
         kept = sum(first <= given.first_token_s and each <= given.per_token_s for _, first, each, _ in results.requests)
-        found = {"ended": len(results.requests), "kept": kept, "joules": round(results.joules, 1)}
-        print(json.dumps({**found, "tokens": sum(one[3] for one in results.requests)}), flush=True)
+        totals = {"ended": len(results.requests), "kept": kept, "joules": round(results.joules, 1)}
+        print(json.dumps({**totals, "tokens": sum(one[3] for one in results.requests)}), flush=True)
 
     chat = Chat(given.per_second, given.prompt_tokens, given.output_tokens)
     seed = zlib.crc32(socket.gethostname().encode())

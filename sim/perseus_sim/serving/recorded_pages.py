@@ -231,11 +231,11 @@ def recorded_page(kind: EngineKind) -> Page:
     before: list[str] = []
     for line in text.splitlines()[2:]:  # the first two say where it comes from
         series, _, _ = line.rpartition(" ")
-        found = None if line.startswith("#") or not line else _source(series, SOURCES[kind])
-        if found is None:
+        match = None if line.startswith("#") or not line else _source(series, SOURCES[kind])
+        if match is None:
             before.append(line + "\n")
             continue
-        source, part, times = found
+        source, part, times = match
         samples.append(Sample("".join([*before, series, " "]).encode(), source, part, times))
         before = ["\n"]
     return Page(tuple(samples), "".join(before).encode())

@@ -61,16 +61,16 @@ class ServingBench:
         """Serve the requests with a controller for each replica."""
         return run(self.setting, self.requests, controller)
 
-    def outcome(self, policy: str, found: Run, highest: Run, clock_mhz: int = DEFAULT_CLOCKS) -> Outcome:
+    def outcome(self, policy: str, policy_run: Run, highest: Run, clock_mhz: int = DEFAULT_CLOCKS) -> Outcome:
         """Describe a run beside that at the highest clock."""
         setting = self.setting
         gpus = setting.replicas * setting.machine.parallel
         return Outcome(
             policy=policy,
-            energy_percent=100 * (found.joules / highest.joules - 1),
-            attainment=attainment(found.served, self.objective, setting.machine),
-            watts_per_gpu=found.joules / found.seconds / gpus,
-            calls_per_s=found.calls_per_s,
+            energy_percent=100 * (policy_run.joules / highest.joules - 1),
+            attainment=attainment(policy_run.served, self.objective, setting.machine),
+            watts_per_gpu=policy_run.joules / policy_run.seconds / gpus,
+            calls_per_s=policy_run.calls_per_s,
             clock_mhz=clock_mhz,
         )
 
@@ -105,10 +105,10 @@ def compare(bench: ServingBench, progress: Callable[[int, int], object] = lambda
     best = highest = bench.outcome(HIGHEST, base, base)
     for done, mhz in enumerate(reversed(clocks_mhz), start=2 + len(RIVALS)):
         progress(done, total)
-        found = bench.outcome(FIXED, bench.served(partial(_fixed, mhz)), base, mhz)
-        if found.attainment.percent < law.attainment.percent:
+        fixed = bench.outcome(FIXED, bench.served(partial(_fixed, mhz)), base, mhz)
+        if fixed.attainment.percent < law.attainment.percent:
             break
-        best = min(best, found, key=lambda one: one.energy_percent)
+        best = min(best, fixed, key=lambda one: one.energy_percent)
     progress(total, total)
     return [highest, replace(best, policy=FIXED), law, *rivals]
 
@@ -143,8 +143,8 @@ def poisson(
     def tokens(mean: float) -> int:
         return 1 + math.floor(draw.expovariate(1 / (mean - 1))) if mean > 1 else 1
 
-    found, arrival_s = [], 0.0
+    requests, arrival_s = [], 0.0
     while arrival_s < seconds:
-        found.append(Request(arrival_s, tokens(prompt_tokens), tokens(output_tokens)))
+        requests.append(Request(arrival_s, tokens(prompt_tokens), tokens(output_tokens)))
         arrival_s += draw.expovariate(requests_per_s)
-    return tuple(found)
+    return tuple(requests)

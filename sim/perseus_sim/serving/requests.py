@@ -62,10 +62,10 @@ def piece(requests: Sequence[Request], begin_s: float, end_s: float) -> tuple[Re
     """
     if not 0.0 <= begin_s < end_s:
         raise InvalidProblem(f"a piece must end after it begins, at 0 s or later: {begin_s:g} s to {end_s:g} s")
-    found = tuple(replace(r, arrival_s=r.arrival_s - begin_s) for r in requests if begin_s <= r.arrival_s < end_s)
-    if not found:
+    chosen = tuple(replace(r, arrival_s=r.arrival_s - begin_s) for r in requests if begin_s <= r.arrival_s < end_s)
+    if not chosen:
         raise InvalidProblem(f"no request arrives between {begin_s:g} s and {end_s:g} s")
-    return found
+    return chosen
 
 
 def with_burst(

@@ -96,18 +96,18 @@ def read_trace(path: Path) -> tuple[Request, ...]:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            found = _requests(name, _lines(name, gzip.GzipFile(fileobj=raw) if packed else raw))
+            requests = _requests(name, _lines(name, gzip.GzipFile(fileobj=raw) if packed else raw))
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidTrace(f"trace {path} cannot be read: {error}") from None
-    if not found:
+    if not requests:
         raise InvalidTrace(f"trace {name} has no requests")
-    found.sort(key=lambda request: request.arrival_s)
-    begin_s, end_s = found[0].arrival_s, found[-1].arrival_s
+    requests.sort(key=lambda request: request.arrival_s)
+    begin_s, end_s = requests[0].arrival_s, requests[-1].arrival_s
     if end_s - begin_s > MAX_SPAN_S:
         raise InvalidTrace(
             f"trace {name} lasts {(end_s - begin_s) / 86_400:,.0f} days: at most {MAX_SPAN_S / 86_400:g}"
         )
-    return tuple(Request(r.arrival_s - begin_s, r.prompt_tokens, r.output_tokens, r.cached_tokens) for r in found)
+    return tuple(Request(r.arrival_s - begin_s, r.prompt_tokens, r.output_tokens, r.cached_tokens) for r in requests)
 
 
 def _requests(name: str, lines: Iterator[tuple[int, str]]) -> list[Request]:
@@ -120,17 +120,17 @@ def _requests(name: str, lines: Iterator[tuple[int, str]]) -> list[Request]:
     else:
         header = [column.strip() for column in first.split(",")]
         form, rows = _csv_form(name, first, header), _csv_rows(name, header, lines)
-    found: list[Request] = []
+    requests: list[Request] = []
     for at, row in rows:
         try:
-            found.append(form.request(row))
+            requests.append(form.request(row))
         except _Refused as error:
             raise InvalidTrace(f"trace {name}, line {at}, column {error.column}: {error}") from None
-    if not found and form is _SGLANG_LOG:
+    if not requests and form is _SGLANG_LOG:
         raise InvalidTrace(
             f"trace {name} has no request.finished: SGLang writes them with --log-requests --log-requests-format json"
         )
-    return found
+    return requests
 
 
 def _lines(name: str, file: _Readable) -> Iterator[tuple[int, str]]:
@@ -220,12 +220,12 @@ def _json_rows(name: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[in
 
 def _object(name: str, number: int, text: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidTrace(f"trace {name}, line {number}: is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidTrace(f"trace {name}, line {number}: must be a JSON object")
-    return found
+    return document
 
 
 def _value(row: _Row, column: str) -> object:

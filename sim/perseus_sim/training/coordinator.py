@@ -136,18 +136,20 @@ class Coordinator:
 
     def _measure(self, reports: Mapping[RankId, dict[str, Any]], following: Mapping[RankId, tuple[int, int]]) -> None:
         for dp in sorted({rank.dp for rank in self._parents}):
-            own = {rank: report for rank, report in reports.items() if rank.dp == dp}
-            begin_us = min(report["begin_us"] for report in own.values())
-            energy_uj = sum(following[rank][1] - report["begin_energy_uj"] for rank, report in own.items())
+            of_pipeline = {rank: report for rank, report in reports.items() if rank.dp == dp}
+            begin_us = min(report["begin_us"] for report in of_pipeline.values())
+            energy_uj = sum(following[rank][1] - report["begin_energy_uj"] for rank, report in of_pipeline.items())
             self._samples.put(
                 PipelineIteration(
                     dp=dp,
-                    iteration=next(iter(own.values()))["iteration"],
+                    iteration=next(iter(of_pipeline.values()))["iteration"],
                     begin_us=begin_us,
-                    span_us=max(report["end_us"] for report in own.values()) - begin_us,
-                    time_us=max(following[rank][0] for rank in own) - begin_us,
+                    span_us=max(report["end_us"] for report in of_pipeline.values()) - begin_us,
+                    time_us=max(following[rank][0] for rank in of_pipeline) - begin_us,
                     energy_mj=round(energy_uj / 1000),
-                    executed=tuple(tuple(Executed(*one) for one in own[rank]["executed"]) for rank in sorted(own)),
+                    executed=tuple(
+                        tuple(Executed(*one) for one in of_pipeline[rank]["executed"]) for rank in sorted(of_pipeline)
+                    ),
                 )
             )
 
@@ -175,8 +177,8 @@ class _Inbox:
         Raises:
             RankLost: a rank has closed its connection.
         """
-        found: dict[RankId, dict[str, Any]] = {}
-        while len(found) < len(self._selector.get_map()):
+        reports: dict[RankId, dict[str, Any]] = {}
+        while len(reports) < len(self._selector.get_map()):
             for key, _ in self._selector.select():
                 assert isinstance(key.fileobj, socket.socket)
                 try:
@@ -188,5 +190,5 @@ class _Inbox:
                 self._buffers[key.data] += data
                 if b"\n" in self._buffers[key.data]:
                     line, _, self._buffers[key.data] = self._buffers[key.data].partition(b"\n")
-                    found[key.data] = json.loads(line)
-        return found
+                    reports[key.data] = json.loads(line)
+        return reports

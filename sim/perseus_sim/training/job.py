@@ -251,7 +251,10 @@ def hosts_of(problem: Problem, hosts: Hosts | None, marks: str) -> list[dict[str
 def talking_stages(steps: Mapping[int, list[dict[str, Any]]]) -> set[tuple[int, int]]:
     """Any two stages that send each other messages, the lower first."""
     return {
-        (min(stage, peer), max(stage, peer)) for stage, own in steps.items() for step in own for peer in step["sends"]
+        (min(stage, peer), max(stage, peer))
+        for stage, instructions in steps.items()
+        for step in instructions
+        for peer in step["sends"]
     }
 
 

@@ -170,8 +170,8 @@ class LiveSession(Session):
         self._session.instruction_begin(kind, microbatch, chunk)
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        name, of, place = self._begun if kind is None else (kind, microbatch, chunk)
-        self._gpu.work(str(name), of, place)
+        name, number, place = self._begun if kind is None else (kind, microbatch, chunk)
+        self._gpu.work(str(name), number, place)
         rings = self._session.rings
         self._session.instruction_end(kind, microbatch, chunk)
         if self._gpu.await_agent and self._session.rings != rings:

@@ -230,7 +230,7 @@ def test_a_saving_has_the_interval_of_what_it_is_made_of() -> None:
     assert share_text(saving) == "−10.00 % ± 1.01"
     assert saving.within(0.12)
     assert not saving.within(0.105)  # the median is, the interval is not
-    assert saving.within(0.015, of=-0.1)
+    assert saving.within(0.015, center=-0.1)
 
 
 def test_a_measurement_says_its_intervals() -> None:

@@ -37,7 +37,7 @@ class MachineSteps:
     def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return seconds of steps; arguments as of `StepModel.steps_s`."""
         costs, tokens = self._machine.costs(round(clock_mhz)), running + prompt_tokens
-        found: Floats = (
+        time_s: Floats = (
             costs.step_s
             + costs.reduce_s * tokens
             + np.maximum(costs.weights_s, costs.token_s * tokens)
@@ -45,12 +45,12 @@ class MachineSteps:
             + costs.pair_s * self._before * prompt_tokens
             + costs.sample_s * (running + (prompt_tokens > 0.0))
         )
-        return found
+        return time_s
 
     def joules(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return joules of steps."""
         costs = self._machine.costs(round(clock_mhz))
-        found: Floats = (
+        energy_j: Floats = (
             costs.active_w * self.seconds(clock_mhz, running, kv_tokens, prompt_tokens)
             + costs.sample_j * (running + (prompt_tokens > 0.0))
             + costs.weights_j
@@ -59,7 +59,7 @@ class MachineSteps:
             + costs.token_j * prompt_tokens
             + costs.pair_j * self._before * prompt_tokens
         )
-        return found
+        return energy_j
 
     def resting_w(self, clock_mhz: float) -> float:
         """Return watts without a step."""

@@ -97,14 +97,14 @@ class World:
     @cached_property
     def fitted(self) -> dict[int, ReplicaModel]:
         """Replicas whose steps were fitted to what a canary shows, by their GPUs."""
-        found = {}
+        models = {}
         for gpus, machine in self.machines.items():
             result = complete_fit(machine)
             if result.models is None or result.watts is None:
                 continue
             steps = FittedSteps(result.models.best, result.watts)
-            found[gpus] = ReplicaModel(gpus, steps, machine.clocks_mhz[-1], machine.kv_capacity)
-        return found
+            models[gpus] = ReplicaModel(gpus, steps, machine.clocks_mhz[-1], machine.kv_capacity)
+        return models
 
     def points(self, pool: Pool, gpus: int, clocks: ClockPolicy) -> dict[tuple[int, int], OperatingPoint]:
         """Return the operating points of a pool, by the clocks of steps without and with prompts.
@@ -117,12 +117,12 @@ class World:
         key = pool, gpus, clocks
         if key not in self._points:
             requests, replica, machine = self.service.request_class(pool), self.fitted[gpus], self.machines[gpus]
-            found: dict[tuple[int, int], OperatingPoint] = {}
+            by_clocks: dict[tuple[int, int], OperatingPoint] = {}
             for low, high in _pairs(machine, replica, requests, clocks):
                 points = replica.points(requests, self.limits, (low,), (high,)[: high > low])
                 if len(points) == 1 + (high > low):
-                    found[low, high] = points[-1]
-            self._points[key] = found
+                    by_clocks[low, high] = points[-1]
+            self._points[key] = by_clocks
         return self._points[key]
 
     def fluid(self, pool: Pool, gpus: int, clocks: ClockPolicy) -> FluidPool:
@@ -266,12 +266,12 @@ def forecast(
     for epoch in range(count):  # those before are seen, this one begins
         asked = []
         for pool in pools:
-            made = forecasters[pool].forecast(1 + AHEAD)
+            forecasts = forecasters[pool].forecast(1 + AHEAD)
             if epoch < count - week - 1:
                 continue
             serving = chosen[pool][-1] if chosen[pool] else (0, 0)
             running = tuple(serving[1] if one.gpus == serving[0] else 0 for one in variants[pool])
-            expected, upper = zip(*((one.expected, one.upper) for one in made[1:]), strict=True)
+            expected, upper = zip(*((one.expected, one.upper) for one in forecasts[1:]), strict=True)
             asked.append(PoolLoad("/".join(pool), variants[pool], expected, upper, running))
         if asked and epoch < count - 1:
             choices = plan(PlanRequest(tuple(asked), 60.0 * EPOCH_MIN, spare=spare)).choices
@@ -295,7 +295,7 @@ def dynamollm(world: World, loads: dict[str, Floats]) -> dict[Pool, PoolSchedule
     the parallelism that costs least at the load just seen. Both are as good as they can be: starts are in time, and
     another parallelism costs nothing.
     """
-    found = {}
+    schedules = {}
     for pool in merged(world.service):
         load = pool_load(loads, pool)
         week, before = load[-WEEK_MIN:], load[:-WEEK_MIN].reshape(-1, WEEK_MIN).max(axis=0)
@@ -317,8 +317,8 @@ def dynamollm(world: World, loads: dict[str, Floats]) -> dict[Pool, PoolSchedule
                     key=lambda one: (one.fewest(seen) > given // one.gpus, _watts(one, given // one.gpus, seen)),
                 )
                 gpus[at : at + 5], replicas[at : at + 5] = split.gpus, given // split.gpus
-        found[pool] = PoolSchedule(gpus, replicas, starts)
-    return found
+        schedules[pool] = PoolSchedule(gpus, replicas, starts)
+    return schedules
 
 
 def _watts(variant: Variant, replicas: int, load: float) -> float:
