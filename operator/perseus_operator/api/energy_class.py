@@ -123,7 +123,7 @@ class ClassReason(StrEnum):
     """Of an event on a pod: its class does not exist, is invalid, or is not for its namespace."""
 
 
-def refusal(name: str, found: ClassSpec | InvalidSpec | None, namespace: str, labels: Mapping[str, str]) -> str:
+def refusal(name: str, spec: ClassSpec | InvalidSpec | None, namespace: str, labels: Mapping[str, str]) -> str:
     """Why a class is not applied to who asks for it in a namespace: what follows "the pod" or "the namespace".
 
     Args:
@@ -136,11 +136,11 @@ def refusal(name: str, found: ClassSpec | InvalidSpec | None, namespace: str, la
         Empty: the class is applied.
     """
     asks = f"asks for EnergyClass {name}, which"
-    if found is None:
+    if spec is None:
         return f"{asks} does not exist"
-    if isinstance(found, InvalidSpec):
-        return f"{asks} is invalid: {found}"
-    if found.namespace_selector is not None and not found.namespace_selector.selects(labels):
+    if isinstance(spec, InvalidSpec):
+        return f"{asks} is invalid: {spec}"
+    if spec.namespace_selector is not None and not spec.namespace_selector.selects(labels):
         return f"{asks} is not for namespace {namespace}: see its namespaceSelector"
     return ""
 
@@ -153,16 +153,16 @@ def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind | ServerKind, str
         workload: kind and name of what makes the pods; None: no kind that is known here.
         profile: name of the PerseusProfile; empty: it has one of its own.
     """
-    made: Json = {name: dump(getattr(spec, name)) for name in ("objective", "mode", "straggler", "priority")}
+    job_spec: Json = {name: dump(getattr(spec, name)) for name in ("objective", "mode", "straggler", "priority")}
     if spec.objective.type is not ObjectiveType.FIXED_CLOCK:
         reference = {"profileRef": {"name": profile}} if profile else {}
-        made["profile"] = {**reference, "online": dump(spec.profiling)}
-        made["comparison"] = dump(spec.comparison)
+        job_spec["profile"] = {**reference, "online": dump(spec.profiling)}
+        job_spec["comparison"] = dump(spec.comparison)
     if workload is not None:
-        made["workload"] = {"reference": {"kind": workload[0].value, "name": workload[1]}}
+        job_spec["workload"] = {"reference": {"kind": workload[0].value, "name": workload[1]}}
     if spec.ttl_seconds_after_finished is not None:
-        made["ttlSecondsAfterFinished"] = spec.ttl_seconds_after_finished
-    return made
+        job_spec["ttlSecondsAfterFinished"] = spec.ttl_seconds_after_finished
+    return job_spec
 
 
 def pool_of_class(spec: ServingClass, server: Server, priority: int) -> Json:

@@ -276,7 +276,7 @@ def _planned(name: str) -> Rule:
 
 
 _KIND_STAYS: Final = Rule(
-    " == ".join(f"({of}.objective.type == '{ObjectiveType.FIXED_CLOCK}')" for of in ("self", "oldSelf")),
+    " == ".join(f"({variable}.objective.type == '{ObjectiveType.FIXED_CLOCK}')" for variable in ("self", "oldSelf")),
     "whether a job is planned or runs at a fixed clock is immutable: create another PerseusJob",
     lambda _: True,  # only the API server sees what was there before
 )

@@ -16,6 +16,6 @@ class NamespaceSelector:
 
     match_labels: Mapping[str, str] = labels("Labels that the namespace carries.")
 
-    def selects(self, own: Mapping[str, str]) -> bool:
+    def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a namespace with these labels is one of them."""
-        return all(own.get(label) == value for label, value in self.match_labels.items())
+        return all(labels.get(label) == value for label, value in self.match_labels.items())

@@ -340,13 +340,13 @@ def parse(model: type[T], raw: object, path: str) -> T:
     """
     if not isinstance(raw, Mapping):
         raise _must(path, "an object", raw)
-    known = {camel(name): (name, spec) for name, spec in _fields(model)}
-    earlier = {camel(spec.earlier.name) for _, spec in known.values() if spec.earlier is not None}
+    fields = {camel(name): (name, spec) for name, spec in _fields(model)}
+    earlier = {camel(spec.earlier.name) for _, spec in fields.values() if spec.earlier is not None}
     for key in raw:
-        if key not in known and key not in earlier:
-            raise InvalidSpec(f"{path}.{key}: unknown field; known here are {', '.join(known)}")
+        if key not in fields and key not in earlier:
+            raise InvalidSpec(f"{path}.{key}: unknown field; known here are {', '.join(fields)}")
     values: dict[str, Any] = {}
-    for key, (name, spec) in known.items():
+    for key, (name, spec) in fields.items():
         value = raw.get(key)
         if value is None and spec.earlier is not None:
             written = raw.get(camel(spec.earlier.name))

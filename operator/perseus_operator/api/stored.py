@@ -161,8 +161,8 @@ def stored_items(raw: object) -> list[Mapping[str, Any]]:
 def _pruned(raw: Any, openapi: Json) -> Any:
     """An object without the fields that its schema does not have, as an API server with this schema stores it."""
     if isinstance(raw, Mapping) and "properties" in openapi:
-        known = openapi["properties"]
-        return {key: _pruned(value, known[key]) for key, value in raw.items() if key in known}
+        properties = openapi["properties"]
+        return {key: _pruned(value, properties[key]) for key, value in raw.items() if key in properties}
     if isinstance(raw, list) and "items" in openapi:
         return [_pruned(item, openapi["items"]) for item in raw]
     return raw

@@ -24,13 +24,13 @@ class Kind:
         serves: of a spec of its type, whether it is the family's.
         make: the family for one job.
         spec: the type of spec that it serves.
-        of: the kind of the custom resource.
+        resource: the kind of the custom resource.
     """
 
     serves: Callable[[Any], bool]
     make: Callable[[Surroundings], Family]
     spec: type[Any] = JobSpec
-    of: str = keys.KIND
+    resource: str = keys.KIND
 
 
 FAMILIES: Final = (
@@ -44,4 +44,4 @@ objects without one."""
 
 def kinds_of(kinds: Sequence[Kind], resource: str) -> Sequence[Kind]:
     """Return the families of one kind of custom resource, in order."""
-    return [kind for kind in kinds if kind.of == resource]
+    return [kind for kind in kinds if kind.resource == resource]

@@ -15,7 +15,9 @@ from perseus_operator.jobs.waiting import absence, first_node_fault
 from perseus_operator.objects.formatting import counted
 
 
-def all_conditions(job: Job, own: Sequence[Condition], fault: Explanation | None, summary: str) -> list[Condition]:
+def all_conditions(
+    job: Job, of_family: Sequence[Condition], fault: Explanation | None, summary: str
+) -> list[Condition]:
     """Return every condition of a job, ``Ready`` last.
 
     Args:
@@ -26,7 +28,7 @@ def all_conditions(job: Job, own: Sequence[Condition], fault: Explanation | None
     """
     conditions = [accepted(job, fault)]
     if job.spec is not None:
-        conditions += [*own, *_life(job, job.spec)]
+        conditions += [*of_family, *_life(job, job.spec)]
     finished = next((each for each in conditions if each.type is ConditionType.FINISHED and each.status), None)
     if finished is not None:  # as tools expect of what has come to its end
         return [*conditions, Condition(ConditionType.READY, True, finished.reason, finished.message)]

@@ -35,10 +35,10 @@ def _pending(job: Job, mhz: int) -> Explanation | None:
             return Explanation(Reason.AGENT_REFUSED, message)
         for gpu in node.clock.gpus if node.clock else ():
             if gpu.fault:
-                of = next((pod.name for pod in node.pods if pod.uid == gpu.pod_uid), gpu.pod_uid)
-                which = f"{gpu.uuid} of pod {of}" if gpu.uuid else f"The GPUs of pod {of}"
+                pod_name = next((pod.name for pod in node.pods if pod.uid == gpu.pod_uid), gpu.pod_uid)
+                which = f"{gpu.uuid} of pod {pod_name}" if gpu.uuid else f"The GPUs of pod {pod_name}"
                 return Explanation(Reason.GPU_NOT_CONTROLLABLE, f"{which} on node {node.name}: {gpu.fault}")
-    locked, known = job.nodes.locked_at(mhz)
+    locked, count = job.nodes.locked_at(mhz)
     if all(node.at_clock(mhz) for node in nodes):
-        return None if known else Explanation(Reason.WAITING_FOR_AGENTS, "The pods of the job have no GPU.")
-    return Explanation(Reason.APPLYING, f"{locked} of {known} known GPUs are locked at {mhz} MHz.")
+        return None if count else Explanation(Reason.WAITING_FOR_AGENTS, "The pods of the job have no GPU.")
+    return Explanation(Reason.APPLYING, f"{locked} of {count} known GPUs are locked at {mhz} MHz.")
