@@ -33,7 +33,9 @@ def shape_of_ranks(job: Job) -> Pipeline | Explanation:
     if len(ids) < len(ranks):
         return Explanation(Reason.RANKS_MISMATCH, f"Two of {len(ranks)} training processes have the same rank.")
     shape = [1 + max(places) for places in zip(*ids, strict=True)]
-    declared = [own for node in nodes.values() for rank, own in node.declared_schedules.items() if rank in ids]
+    declared = [
+        schedule for node in nodes.values() for rank, schedule in node.declared_schedules.items() if rank in ids
+    ]
     if (lacking := _lacking(nodes, shape, declared)) is not None:
         message = f"{len(ranks)} training processes have connected{lacking}. The shape of the job is taken from them."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
@@ -58,7 +60,7 @@ def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredS
 
 def _pipeline(shape: Sequence[int], declared: Iterable[DeclaredSchedule]) -> Pipeline | Explanation:
     pipelines, stages, split = shape
-    steps = all(kind == InstructionKind.STEP for own in declared for kind, *_ in own)
+    steps = all(kind == InstructionKind.STEP for schedule in declared for kind, *_ in schedule)
     raw = {
         "schedule": (ScheduleName.STEPS if steps else ScheduleName.FROM_RANKS).value,
         "stages": stages,

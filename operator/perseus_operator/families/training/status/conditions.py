@@ -47,9 +47,9 @@ def conditions_of(training: Training, decision: TrainingDecision) -> list[Condit
         One condition for each type, ``Ready`` last. A job whose spec was never valid has ``Accepted`` and ``Ready``
         alone.
     """
-    spec, own = training.spec, []
+    spec, conditions = training.spec, []
     if spec is not None:
-        own = [
+        conditions = [
             _profile_ready(training, decision),
             _frontier_ready(training.solve, training.inputs, decision, training.ref.name),
             agents_ready(training.job),
@@ -58,7 +58,7 @@ def conditions_of(training: Training, decision: TrainingDecision) -> list[Condit
             _model_explains(training.calibration),
             _bound_kept(decision, spec),
         ]
-    return all_conditions(training.job, own, _fault(training), _summary(training, decision))
+    return all_conditions(training.job, conditions, _fault(training), _summary(training, decision))
 
 
 def _summary(training: Training, decision: TrainingDecision) -> str:
@@ -169,7 +169,7 @@ def _plan_applied(training: Training, decision: TrainingDecision, spec: JobSpec)
     assert training.frontier is not None
     point = common_point(decision.wanted, decision.slowdowns)
     message = f"Point {point} of {len(training.frontier.times_us)} for objective {spec.objective.type.value}."
-    slower = [dp for dp, own in decision.wanted.items() if own > point and dp in decision.factors]
+    slower = [dp for dp, pipeline_point in decision.wanted.items() if pipeline_point > point and dp in decision.factors]
     if slower:
         apart = max(decision.factors.values()) / min(decision.factors.values()) - 1
         message += f" {counted(len(slower), 'pipeline')} of {len(decision.wanted)}, up to {percent(apart)} faster than"

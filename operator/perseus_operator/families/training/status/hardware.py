@@ -39,9 +39,9 @@ def grain_reason(view: FrontierView, point: int, hardware: JobHardware | None, h
         return _HELD[hold]
     if hardware.marks is MarkSource.HOST:
         return "GPU times are not known, as hosts mark when they launch: clocks cannot follow single instructions."
-    known = "take" if hardware.measured else "are assumed to take"
+    verb = "take" if hardware.measured else "are assumed to take"
     instructions = f" and instructions {milliseconds(view.instruction_us)}" if view.instruction_us else ""
-    return f"Clock changes {known} {milliseconds(hardware.latency.p50_us)}{instructions}: {_WHY[view.grain(point)]}."
+    return f"Clock changes {verb} {milliseconds(hardware.latency.p50_us)}{instructions}: {_WHY[view.grain(point)]}."
 
 
 def expected_savings(view: FrontierView, point: int) -> str | None:

@@ -21,13 +21,13 @@ async def resolve(
     """
     name, key = reference.name, reference.key
     try:
-        found = await kube.read_config_map(namespace, name)
+        config_map = await kube.read_config_map(namespace, name)
     except KubeNotFound as error:
         message = f"{field}.name: ConfigMap {name} does not exist in namespace {namespace}."
         raise refusal(Reason.CONFIG_MAP_NOT_FOUND, message) from error
-    if key in found.data:
-        return found, found.data[key].encode()
-    if key in found.binary:
-        return found, found.binary[key]
-    existing = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
+    if key in config_map.data:
+        return config_map, config_map.data[key].encode()
+    if key in config_map.binary:
+        return config_map, config_map.binary[key]
+    existing = ", ".join(sorted([*config_map.data, *config_map.binary])[:10]) or "none"
     raise refusal(Reason.KEY_NOT_FOUND, f"{field}.key: ConfigMap {name} has no key {key}; its keys: {existing}.")

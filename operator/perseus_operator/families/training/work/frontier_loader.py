@@ -81,8 +81,8 @@ class FrontierLoader:
 
     def find(self, digest: str) -> SolvedFrontier | None:
         """Return the frontier of a digest, in force or coming; None: it is neither."""
-        known = (self.solved, self._coming)
-        return next((solved for solved in known if solved is not None and solved.view.digest == digest), None)
+        frontiers = (self.solved, self._coming)
+        return next((solved for solved in frontiers if solved is not None and solved.view.digest == digest), None)
 
     async def _restore(self, digest: str, request: SolveRequest, profile: Profile | None) -> SolvedFrontier | None:
         ref, kube = self._training.ref, self._services.kube
@@ -97,11 +97,11 @@ class FrontierLoader:
 
         async def verify() -> SolvedFrontier | None:
             try:
-                found = await self._services.solver.restore(request, data, ref.namespace)
+                frontier = await self._services.solver.restore(request, data, ref.namespace)
             except (InvalidProfile, SolveFailed) as error:
                 logger.warning("%s: the stored frontier is not used: %s", ref, error)
                 return None
-            return await _opened(found, request, profile, digest, solve_ms, restored=True)
+            return await _opened(frontier, request, profile, digest, solve_ms, restored=True)
 
         solved = await self._services.cache.restored(ref.namespace, digest, data, verify)
         if solved is not None and ref.uid not in stored.owners:

@@ -90,15 +90,15 @@ class Observer:
         if observed is None:
             raise InvalidProfile(Reason.OBSERVING, self._progress())
         if self._found is None or self._found[0] is not observed:
-            found = await self._matching(spec, observed, shared)
-            self._found = observed, found or self._estimated(observed)
+            profile = await self._matching(spec, observed, shared)
+            self._found = observed, profile or self._estimated(observed)
         return self._found[1]
 
     def _progress(self) -> str:
-        own = self._training.observation
-        obstacle = f" The latest one cannot be used: {own.obstacle}." if own.obstacle else ""
-        counted = f"{own.observed_iterations} of {ITERATIONS} iterations are observed, at whatever clocks its GPUs are"
-        return f"The job has no profile. {counted}.{obstacle}"
+        observation = self._training.observation
+        obstacle = f" The latest one cannot be used: {observation.obstacle}." if observation.obstacle else ""
+        counted = f"{observation.observed_iterations} of {ITERATIONS} iterations are observed"
+        return f"The job has no profile. {counted}, at whatever clocks its GPUs are.{obstacle}"
 
     async def _matching(self, spec: JobSpec, observed: Reading, shared: str | None) -> StoredProfile | None:
         """The stored profile that is nearest to the job; None: none is of the same GPUs, driver and shape, or none of
@@ -107,9 +107,9 @@ class Observer:
         best: tuple[float, StoredProfile] | None = None
         for namespace in dict.fromkeys((self._training.ref.namespace, shared or self._training.ref.namespace)):
             async for stored in self._services.kube.list_profiles(namespace, MOST_CANDIDATES):
-                found = await self._compared(spec, observed, stored, namespace)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = found
+                candidate = await self._compared(spec, observed, stored, namespace)
+                if candidate is not None and (best is None or candidate[0] < best[0]):
+                    best = candidate
         return None if best is None else best[1]
 
     async def _compared(
@@ -149,14 +149,14 @@ class Observer:
         if curves is None:
             message = f"The job has no profile, and for {models[0]} no curves are published: nothing can be predicted."
             raise InvalidProfile(Reason.PROFILE_NOT_FOUND, message)
-        made = estimate(observed, curves)
+        estimated = estimate(observed, curves)
         how = "partly assumed" if curves.assumed else "fitted to published profiles"
         source = f"curves of {curves.name}, {how}, through the time and energy of {ITERATIONS} iterations of the job"
         return StoredProfile(
             f"curves of {curves.name}",
-            made.csv.encode(),
+            estimated.csv.encode(),
             self._training.ref.namespace,
-            power_mw=mw_from_w(made.blocking_power_w),
+            power_mw=mw_from_w(estimated.blocking_power_w),
             basis=PlanBasis.MODEL,
             basis_source=source,
         )

@@ -226,5 +226,5 @@ class ProfileAggregator:
 
 def _median_known(clocks_mhz: Iterable[int | None]) -> int | None:
     """Return the median clock; None: some clock is not known."""
-    known = list(clocks_mhz)
-    return round(median(clock for clock in known if clock)) if known and all(known) else None
+    clocks = list(clocks_mhz)
+    return round(median(clock for clock in clocks if clock)) if clocks and all(clocks) else None

@@ -65,12 +65,12 @@ async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfi
     reference, profile_ref = spec.profile.config_map_ref, spec.profile.profile_ref
     if reference is not None:
         field = "spec.profile.configMapRef"
-        found, csv = await resolve(kube, namespace, reference, field=field, refusal=InvalidProfile)
+        config_map, csv = await resolve(kube, namespace, reference, field=field, refusal=InvalidProfile)
         return StoredProfile(
             reference.name,
             csv,
             namespace,
-            found,
+            config_map,
             basis_source=f"ConfigMap {reference.name}",
         )
     assert profile_ref is not None

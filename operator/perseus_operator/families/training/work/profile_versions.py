@@ -62,11 +62,11 @@ async def store_profile(
 async def _prune(kube: Kube, namespace: str, name: str, version: int, served: Iterable[str]) -> None:
     newest_old = version - 1 - KEPT
     names = [_old(name, number) for number in range(newest_old, max(0, newest_old - _LOOKED_AT), -1)]
-    found = [stored for each in names if (stored := await _read(kube, namespace, each)) is not None and stored.ours]
-    if not found:
+    versions = [stored for each in names if (stored := await _read(kube, namespace, each)) is not None and stored.ours]
+    if not versions:
         return
     in_use = await kube.named_profiles(served)
-    for stored in found:
+    for stored in versions:
         if stored.name not in in_use:
             await kube.delete_profile(namespace, stored)
             logger.info("PerseusProfile %s/%s: an old version that no job names, deleted", namespace, stored.name)

@@ -115,7 +115,7 @@ def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
     )
     refusals = []
     for position in placements:
-        schedule_csv = "".join(_row(own, stage, position) for stage, own in enumerate(stages))
+        schedule_csv = "".join(_row(schedule, stage, position) for stage, schedule in enumerate(stages))
         try:
             read_schedule(schedule_csv)
         except solver_errors.InvalidSchedule as error:

@@ -93,7 +93,9 @@ class SolveInputs:
         """Assemble the schedule once all training processes have reported what they execute."""
         training = self._training
         reported = {
-            rank_id: own for node in training.nodes.values() for rank_id, own in node.declared_schedules.items()
+            rank_id: schedule
+            for node in training.nodes.values()
+            for rank_id, schedule in node.declared_schedules.items()
         }
         assert training.spec is not None
         shape = training.spec.pipeline
@@ -135,25 +137,25 @@ class SolveInputs:
         try:
             if profile.online is not None:
                 await self._profiler.restore()
-            found = await self._find(training.spec)
-            digest = hashlib.sha256(found.csv).hexdigest()
+            stored = await self._find(training.spec)
+            digest = hashlib.sha256(stored.csv).hexdigest()
             parsed, stages = self.parsed, training.spec.pipeline.stages
             if parsed is None or parsed.stages != stages or digest != training.inputs.profile_digest:
-                parsed = await asyncio.to_thread(parse_profile, found.csv, stages)
-            own = found.basis is PlanBasis.PROFILE
-            if own and self._restored_for != profile and training.schedule_known:
-                await self._calibrator.restore(found, parsed, self.request(found.csv))
+                parsed = await asyncio.to_thread(parse_profile, stored.csv, stages)
+            measured = stored.basis is PlanBasis.PROFILE
+            if measured and self._restored_for != profile and training.schedule_known:
+                await self._calibrator.restore(stored, parsed, self.request(stored.csv))
                 self._restored_for = profile
-            if own and await self._profiler.end_sweep(digest):
+            if measured and await self._profiler.end_sweep(digest):
                 self._calibrator.discard_record()
         except InvalidProfile as error:
             return Explanation(Reason(error.reason), str(error))
         except KubeError as error:
             return Explanation(Reason.PROFILE_UNREADABLE, f"{profile.where}: {error}")
         if (training.spec.profile, training.spec.mode) == (profile, mode):
-            self._profile_csv, self.profile, self.parsed = found.csv, found, parsed
-            training.profile_accepted(digest, found.power_mw, found.latency, gpu_model=found.gpu_model)
-            training.observation.basis_accepted(found.basis, found.basis_source)
+            self._profile_csv, self.profile, self.parsed = stored.csv, stored, parsed
+            training.profile_accepted(digest, stored.power_mw, stored.latency, gpu_model=stored.gpu_model)
+            training.observation.basis_accepted(stored.basis, stored.basis_source)
         return None
 
     async def _find(self, spec: JobSpec) -> StoredProfile:

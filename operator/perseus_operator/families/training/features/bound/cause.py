@@ -48,18 +48,18 @@ def why_slow(iterations: Iterable[JobIteration], hardware: JobHardware | None) -
         iterations: that exceeded the bound.
         hardware: of the job, as far as it is known.
     """
-    found = summarise(iteration.evidence for iteration in iterations)
-    below = found.below_share
+    evidence = summarise(iteration.evidence for iteration in iterations)
+    below = evidence.below_share
     late = below is not None and below >= BELOW
     share = f", and {small_percent(below)} of the computing time ran below the planned clock" if below else ""
-    lead_us, latency_us = found.lead_us or 0, hardware.latency.p50_us if hardware is not None else 0
-    if late and found.marks is not MarkSource.GPU and lead_us > latency_us:
+    lead_us, latency_us = evidence.lead_us or 0, hardware.latency.p50_us if hardware is not None else 0
+    if late and evidence.marks is not MarkSource.GPU and lead_us > latency_us:
         return Finding(ExcessCause.EARLY_MARKS, f"marks lead the GPU by {milliseconds(lead_us)}{share}")
     if late and hardware is not None:
-        known = "take" if hardware.measured else "are assumed to take"
-        return Finding(ExcessCause.SLOW_CLOCK_CHANGES, f"clock changes {known} {milliseconds(latency_us)}{share}")
-    if found.limited_mhz is not None:
-        return Finding(ExcessCause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(found.limited_mhz)}")
-    if found.marks in {MarkSource.HOST, None}:
+        verb = "take" if hardware.measured else "are assumed to take"
+        return Finding(ExcessCause.SLOW_CLOCK_CHANGES, f"clock changes {verb} {milliseconds(latency_us)}{share}")
+    if evidence.limited_mhz is not None:
+        return Finding(ExcessCause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(evidence.limited_mhz)}")
+    if evidence.marks in {MarkSource.HOST, None}:
         return Finding(ExcessCause.GPU_TIMES_UNKNOWN, "GPU times are not known")
     return Finding(ExcessCause.UNKNOWN, "clocks followed the plan, so something else slows the iterations")

@@ -177,9 +177,9 @@ def next_coarser(frontier: FrontierView, allowed: Callable[[Grain], int | None],
         point = allowed(coarser.finest)
         if point is None:
             continue
-        found = frontier.grain(point)
-        if coarser > hold and running < coarser.finest <= found:
-            return coarser if found < Grain.STAGE else Hold.STAGES
+        grain = frontier.grain(point)
+        if coarser > hold and running < coarser.finest <= grain:
+            return coarser if grain < Grain.STAGE else Hold.STAGES
     return None
 
 
@@ -289,22 +289,22 @@ def guard_from_status(status: object, *, now_s: float, wall_s: float) -> Guard |
 
     A pause goes on, but never for longer than it was made for, whatever the two machines' clocks show.
     """
-    known = parse_stored(GuardStatus, status)
-    if known is None:
+    stored = parse_stored(GuardStatus, status)
+    if stored is None:
         return None
-    hold = next((hold for hold, name in _HOLD_NAMES.items() if name == known.hold), Hold.NOTHING)
-    until_wall_s = datetime.fromisoformat(known.until).timestamp()
+    hold = next((hold for hold, name in _HOLD_NAMES.items() if name == stored.hold), Hold.NOTHING)
+    until_wall_s = datetime.fromisoformat(stored.until).timestamp()
     guard = Guard(
-        subject=known.about,
+        subject=stored.about,
         hold=hold,
-        since=known.since_iteration,
+        since=stored.since_iteration,
         until_wall_s=until_wall_s,
-        trips=known.trips,
-        reference_us=known.reference_time_microseconds,
-        measured_us=known.measured_time_microseconds,
-        bound_us=known.allowed_time_microseconds,
-        finding=Finding(ExcessCause(known.cause), known.evidence)
-        if known.cause in tuple(ExcessCause) and known.evidence
+        trips=stored.trips,
+        reference_us=stored.reference_time_microseconds,
+        measured_us=stored.measured_time_microseconds,
+        bound_us=stored.allowed_time_microseconds,
+        finding=Finding(ExcessCause(stored.cause), stored.evidence)
+        if stored.cause in tuple(ExcessCause) and stored.evidence
         else None,
     )
     # A hold may be over while its time of observation is not: it then ended less than one pause ago.

@@ -83,8 +83,8 @@ def next_canary_step(
     points = {**nowhere, first: wanted[first]}
     # The first iteration after a change may still contain some of it.
     counted = [i for i in history.recent if i.iteration > nodes.plan_since and i.points == points and not i.mixed]
-    of = f"pipeline {first} of {len(wanted)} alone" if others else "the only pipeline"
-    message = f"The plan runs on {of}: {len(counted)} of {ITERATIONS} iterations are compared with default clocks."
+    where = f"pipeline {first} of {len(wanted)} alone" if others else "the only pipeline"
+    message = f"The plan runs on {where}: {len(counted)} of {ITERATIONS} iterations are compared with default clocks."
     waiting = Explanation(Reason.CANARY, message)
     if len(counted) < ITERATIONS:
         return CanaryStep(points, waiting)

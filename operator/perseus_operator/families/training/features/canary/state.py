@@ -57,14 +57,14 @@ def canary_to_status(canary: Canary, spec: JobSpec) -> CanaryStatus | None:
 
 def canary_from_status(written: object) -> Canary:
     """As an earlier operator has stored it; else one that begins."""
-    known = parse_stored(CanaryStatus, written)
-    if known is None or known.phase not in tuple(Phase):
+    stored = parse_stored(CanaryStatus, written)
+    if stored is None or stored.phase not in tuple(Phase):
         return Canary()
-    saved, slowdown = known.saved, known.slowdown
+    saved, slowdown = stored.saved, stored.slowdown
     return Canary(
-        Phase(known.phase),
+        Phase(stored.phase),
         None if saved is None else ratio_from_share(saved),
         None if slowdown is None else ratio_from_share(slowdown),
-        known.message or "",
-        known.slow_attempts or 0,
+        stored.message or "",
+        stored.slow_attempts or 0,
     )

@@ -69,5 +69,5 @@ def next_comparison_action(
 
 
 def _measured(history: History, points: Mapping[int, int | None], *, since: int, at_least: int) -> Measured | None:
-    found = history.measured(points, since=since)
-    return found if found is not None and found.iterations >= at_least else None
+    measured = history.measured(points, since=since)
+    return measured if measured is not None and measured.iterations >= at_least else None

@@ -169,8 +169,8 @@ def comparisons_to_status(comparisons: Comparisons) -> ComparisonStatus | None:
 
 def comparisons_from_status(written: object) -> Comparisons:
     """As an earlier operator has stored them; none, if it has not."""
-    known = parse_stored(ComparisonStatus, written)
-    if known is None:
+    stored = parse_stored(ComparisonStatus, written)
+    if stored is None:
         return Comparisons()
-    pairs = (Pair(ratio_from_share(each.saved), ratio_from_share(each.slowdown)) for each in known.pairs or ())
-    return Comparisons(tuple(pairs)[-KEPT:], measured_of(known.without), last=known.last_iteration)
+    pairs = (Pair(ratio_from_share(each.saved), ratio_from_share(each.slowdown)) for each in stored.pairs or ())
+    return Comparisons(tuple(pairs)[-KEPT:], measured_of(stored.without), last=stored.last_iteration)

@@ -48,7 +48,7 @@ InputAction = ReadInputs | Solve | Calibrate
 def hardware_for(progress: HardwareProgress, spec: JobSpec, nodes: JobNodes, evidence: Evidence) -> JobHardware | None:
     """What plans are to be rehearsed under; None: the GPUs are not known yet."""
     shape = spec.pipeline
-    found = hardware_of(
+    reported = hardware_of(
         nodes.values(),
         ranks=shape.data_parallel * shape.stages * shape.tensor_parallel,
         stored=progress.stored,
@@ -56,7 +56,7 @@ def hardware_for(progress: HardwareProgress, spec: JobSpec, nodes: JobNodes, evi
         noise=progress.noise,
         described=progress.described,
     )
-    hardware = next_hardware(progress.in_use, found)
+    hardware = next_hardware(progress.in_use, reported)
     return hardware and replace(hardware, pipelines=shape.data_parallel)
 
 

@@ -231,12 +231,12 @@ def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
     Args:
         gpus: of the job. Those of its most frequent model and driver count.
     """
-    known = [(gpu, gpu.latency) for gpu in gpus if gpu.latency]
-    if not known:
+    latencies = [(gpu, gpu.latency) for gpu in gpus if gpu.latency]
+    if not latencies:
         return None
-    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in known).most_common(1)[0]
+    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in latencies).most_common(1)[0]
     measured = measured_latency(
-        model, [latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)]
+        model, [latency for gpu, latency in latencies if (gpu.model, gpu.driver) == (model, driver)]
     )
     return StoredLatency(model, driver, measured) if measured is not None else None
 
@@ -271,9 +271,9 @@ def _described(nodes: list[Node], gpus: list[Gpu], stored: StoredLatency | None)
 
 
 def _latency(
-    model: str, own: list[ClockLatency], stored: StoredLatency | None
+    model: str, latencies: list[ClockLatency], stored: StoredLatency | None
 ) -> tuple[ClockLatency, LatencyBasis, str]:
-    measured = measured_latency(model, own)
+    measured = measured_latency(model, latencies)
     if measured is not None:
         return measured, LatencyBasis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:

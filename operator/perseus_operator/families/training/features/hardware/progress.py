@@ -44,9 +44,9 @@ class HardwareProgress:
         if planned or not iteration.stages_us or len(self.scatters) >= _SCATTERS:
             return
         number, stages_us = iteration.iteration, iteration.stages_us[min(iteration.stages_us)]
-        found = scatter(before[1], stages_us) if before is not None and before[0] == number - 1 else None
-        if found is not None:
-            self.scatters.append(found)
+        noise = scatter(before[1], stages_us) if before is not None and before[0] == number - 1 else None
+        if noise is not None:
+            self.scatters.append(noise)
         self.pipeline = number, stages_us
 
     def latency_read(self, stored: StoredLatency | None) -> None:

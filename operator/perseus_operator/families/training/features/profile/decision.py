@@ -108,14 +108,14 @@ def next_profiling_step(
         not_ready: why the training processes cannot be driven yet.
         now_s: monotonic.
     """
-    own, spec, inputs = parts.progress, facts.spec, parts.inputs
+    progress, spec, inputs = parts.progress, facts.spec, parts.inputs
     online = spec.profile.online
-    stale = inputs.profile_digest is not None and own.stale_profile == inputs.profile_digest
+    stale = inputs.profile_digest is not None and progress.stale_profile == inputs.profile_digest
     if online is None or not (_is_missing(inputs) or stale) or spec.mode is Mode.OBSERVE:
         return None
     where, cost = spec.profile.where, next_sweep_cost(parts, facts)
     costs = f" {cost}" if cost else ""
-    fault = own.fault
+    fault = progress.fault
     if not spec.mode.sets_clocks:
         why = f"{where} does not exist, and measuring a profile sets clocks: it needs spec.mode Enforce"
         fault = Explanation(Reason.PROFILING_NEEDS_ENFORCE, f"{why}, or a profile stored there.{costs}")
@@ -141,10 +141,10 @@ def next_sweep_cost(parts: ProfileParts, facts: Facts) -> SweepCost | None:
         None: there is a profile, or none is to be measured, or it is being measured, or the clocks of the GPUs are not
         known yet.
     """
-    spec, own, history = facts.spec, parts.progress, facts.history
+    spec, progress, history = facts.spec, parts.progress, facts.history
     online = spec.profile.online
     estimated = parts.basis is not PlanBasis.PROFILE
-    if online is None or own.sweep is not None or not (_is_missing(parts.inputs) or estimated):
+    if online is None or progress.sweep is not None or not (_is_missing(parts.inputs) or estimated):
         return None
     common = _common_clocks(facts.nodes)
     if isinstance(common, Explanation) or len(common) < FEWEST:
@@ -166,18 +166,18 @@ def _recipe(online: Online) -> Recipe:
 
 
 def _step(parts: ProfileParts, facts: Facts, fresh: Sweep, now_s: float) -> ProfilingStep:
-    own = parts.progress
-    sweep = replace(own.sweep, recipe=fresh.recipe) if own.sweep and own.sweep.fits(fresh) else fresh
+    progress = parts.progress
+    sweep = replace(progress.sweep, recipe=fresh.recipe) if progress.sweep and progress.sweep.fits(fresh) else fresh
     finer_mhz = _finer_clocks(facts, sweep)
     if finer_mhz:
         sweep = sweep.refined(finer_mhz)
-    if sweep == own.sweep:
-        return _go_on(own, sweep, now_s)
+    if sweep == progress.sweep:
+        return _go_on(progress, sweep, now_s)
     to_come, cost = len(sweep.clocks_mhz) - len(sweep.readings), next_sweep_cost(parts, facts)
     where = " around the best one" if finer_mhz else ""
     costs = f" {cost}" if cost else ""
     explanation = Explanation(Reason.PROFILING, f"{to_come} clocks{where} will be measured.{costs}")
-    return ProfilingStep(explanation, drive=True, actions=() if own.writing else (BeginSweep(sweep),))
+    return ProfilingStep(explanation, drive=True, actions=() if progress.writing else (BeginSweep(sweep),))
 
 
 def _fresh(parts: ProfileParts, facts: Facts) -> Sweep | Explanation:
@@ -260,9 +260,9 @@ def _schedule_digest(spec: JobSpec, schedule_csv: str) -> str:
     return f"{shape.solver_name}/{shape.stages}/{shape.microbatches}/{shape.chunks}/{shape.tensor_parallel}"
 
 
-def _go_on(own: ProfilingProgress, sweep: Sweep, now_s: float) -> ProfilingStep:
-    may_write = not own.writing and own.retry_at_s <= now_s
-    wake_at_s = math.inf if own.retry_at_s <= now_s else own.retry_at_s
+def _go_on(progress: ProfilingProgress, sweep: Sweep, now_s: float) -> ProfilingStep:
+    may_write = not progress.writing and progress.retry_at_s <= now_s
+    wake_at_s = math.inf if progress.retry_at_s <= now_s else progress.retry_at_s
     done = len(sweep.readings)
     if sweep.failed:
         remedy = "raise spec.profile.online.maxDurationSeconds or maxSlowdown"
@@ -272,16 +272,16 @@ def _go_on(own: ProfilingProgress, sweep: Sweep, now_s: float) -> ProfilingStep:
         explanation = Explanation(
             Reason.PROFILING, f"{done} clocks are measured: {sweep.finished}. The profile is being stored."
         )
-        store = (StoreProfile(),) if may_write and not own.profile_stored else ()
+        store = (StoreProfile(),) if may_write and not progress.profile_stored else ()
         return ProfilingStep(explanation, sweep, True, store, wake_at_s)
-    save = (SaveSweep(),) if may_write and sweep.measured > own.readings_stored else ()
+    save = (SaveSweep(),) if may_write and sweep.measured > progress.readings_stored else ()
     clock = f"{sweep.clocks_mhz[sweep.point]} MHz, clock {sweep.point + 1} of "
     if sweep.round == 1:
         clock += f"at most {len(sweep.clocks_mhz)}"
     else:
         varies = f"because steps vary by {sweep.certainty.scatter:.0%} with their data"
         clock += f"{done}, in round {sweep.round} {varies}"
-    counted = f"{own.iterations_counted} of {sweep.recipe.iterations} iterations"
-    rejection = f" The latest iteration was rejected: {own.rejection}." if own.rejection else ""
-    explanation = Explanation(Reason.PROFILING, f"{own.stale_reason}Measuring {clock}: {counted}.{rejection}")
+    counted = f"{progress.iterations_counted} of {sweep.recipe.iterations} iterations"
+    rejection = f" The latest iteration was rejected: {progress.rejection}." if progress.rejection else ""
+    explanation = Explanation(Reason.PROFILING, f"{progress.stale_reason}Measuring {clock}: {counted}.{rejection}")
     return ProfilingStep(explanation, sweep, True, save, wake_at_s)

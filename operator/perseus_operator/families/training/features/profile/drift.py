@@ -51,7 +51,7 @@ class Drift:
             return self
         if self.rest:
             return replace(self, rest=self.rest - 1)
-        common = [_common(own) for own in zip(*paces.values(), strict=True)]
+        common = [_common(paces_of_stage) for paces_of_stage in zip(*paces.values(), strict=True)]
         stage = max(range(len(common)), key=lambda s: abs(math.log(common[s])))
         off = abs(common[stage] - 1)
         if off > DRIFT:

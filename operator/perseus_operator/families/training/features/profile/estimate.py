@@ -68,11 +68,11 @@ def distance(observed: Reading, times_us: Mapping[Key, Mapping[int, float]]) -> 
         observed: the job's iterations.
         times_us: of the profile: microseconds by stage, kind and chunk, and by clock in MHz.
     """
-    own = {(n, *key): (mean, stage) for n, stage in enumerate(observed.stages) for key, mean in stage.means.items()}
-    if not own or own.keys() != times_us.keys():
+    means = {(n, *key): (mean, stage) for n, stage in enumerate(observed.stages) for key, mean in stage.means.items()}
+    if not means or means.keys() != times_us.keys():
         return None
     apart = 0.0
-    for key, (mean, stage) in own.items():
+    for key, (mean, stage) in means.items():
         clocks = times_us[key]
         nearest = min(clocks, key=lambda mhz: abs(mhz - (stage.reached_mhz or max(clocks))))
         apart = max(apart, abs(mean.time_us / clocks[nearest] - 1))

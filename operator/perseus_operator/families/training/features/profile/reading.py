@@ -118,7 +118,7 @@ class Reading:
         return Reading(
             self.clock_mhz,
             (1 - share) * self.iteration_time_us + share * other.iteration_time_us,
-            tuple(own.merged(its, share) for own, its in zip(self.stages, other.stages, strict=True)),
+            tuple(stage.merged(further, share) for stage, further in zip(self.stages, other.stages, strict=True)),
             self.scatter + other.scatter,
             total,
         )
@@ -157,13 +157,13 @@ class Certainty:
         residuals = [residual for reading in readings for residual in reading.scatter]
         scatter = sigma_of(residuals) if residuals else 0.0
         fewest = min(reading.iterations for reading in readings)
-        own = scatter * math.sqrt(_MEDIAN / fewest)
+        deviation = scatter * math.sqrt(_MEDIAN / fewest)
         periods = [1 / reading.clock_mhz for reading in readings]
         mean = fmean(periods)
         lever = math.sqrt(sum((period - mean) ** 2 for period in periods))
         reach = (max(periods) - min(periods)) / lever if lever else math.inf
         single = _SIDES * scatter * math.sqrt(2 * _MEDIAN / round_iterations)
-        return cls(scatter, single, _SIDES * own * reach if own else 0.0, fewest)
+        return cls(scatter, single, _SIDES * deviation * reach if deviation else 0.0, fewest)
 
     @property
     def varies(self) -> bool:
@@ -178,8 +178,8 @@ class Certainty:
     def __str__(self) -> str:
         if not self.varies:
             return ""
-        known = f"the slowdown of the lowest is known to ±{self.line:.1%}, those of higher ones better"
-        return f"Steps vary by {self.scatter:.0%} with their data, so times are a line through all clocks: {known}."
+        precision = f"the slowdown of the lowest is known to ±{self.line:.1%}, those of higher ones better"
+        return f"Steps vary by {self.scatter:.0%} with their data, so times are a line through all clocks: {precision}."
 
 
 def levelled(readings: Sequence[Reading]) -> tuple[Reading, ...]:

@@ -246,15 +246,17 @@ def csv_of(sweep: Sweep) -> str:
     """
     power_w = blocking_power(sweep.readings).watts
     rows: dict[Key, list[Row]] = {}
-    known = levelled(sweep.readings) if sweep.certainty.varies else sweep.readings
-    readings = sorted(known, key=lambda reading: -reading.clock_mhz)
-    reached = all(own.reached_mhz for reading in readings for own in reading.stages)
+    levels = levelled(sweep.readings) if sweep.certainty.varies else sweep.readings
+    readings = sorted(levels, key=lambda reading: -reading.clock_mhz)
+    reached = all(part.reached_mhz for reading in readings for part in reading.stages)
     for reading in readings:
-        for stage, own in enumerate(reading.stages):
-            waiting_mj = energy_mj(power_w, max(0.0, own.time_us - own.computing_us))
-            share = (own.energy_mj - waiting_mj) / own.computing_mj
-            for (kind, chunk), mean in own.means.items():
-                row = Row(reading.clock_mhz, mean.time_us, share * mean.energy_mj, own.reached_mhz if reached else None)
+        for stage, part in enumerate(reading.stages):
+            waiting_mj = energy_mj(power_w, max(0.0, part.time_us - part.computing_us))
+            share = (part.energy_mj - waiting_mj) / part.computing_mj
+            for (kind, chunk), mean in part.means.items():
+                row = Row(
+                    reading.clock_mhz, mean.time_us, share * mean.energy_mj, part.reached_mhz if reached else None
+                )
                 rows.setdefault((stage, kind, chunk), []).append(row)
     return csv_of_rows(rows)
 
@@ -272,7 +274,7 @@ class Row:
 def csv_of_rows(rows: Mapping[Key, Sequence[Row]]) -> str:
     """The profile CSV of instructions: a column ``chunk`` where there are several, ``reached`` where it is known."""
     chunked = any(chunk for _, _, chunk in rows)
-    reached = all(row.reached_mhz is not None for own in rows.values() for row in own)
+    reached = all(row.reached_mhz is not None for of_instruction in rows.values() for row in of_instruction)
     lines = [
         "stage,instruction,frequency,time,energy" + (",chunk" if chunked else "") + (",reached" if reached else "")
     ]

@@ -69,7 +69,7 @@ class StragglerDetector:
         self._spans = _with_thresholds(self._spans, spec, 1)
         (sigma,) = self._spans.sigmas
         self._spans.observe({p: (ratio,) for p, ratio in ratios.items()}, evident=slowed_pipelines)
-        slowdowns = {found.dp: found.slowdown for found in self._spans.stragglers}
+        slowdowns = {straggler.dp: straggler.slowdown for straggler in self._spans.stragglers}
 
         self.stages = {}
         paces = planned_times.paces(iteration) if planned_times else {}
@@ -77,8 +77,8 @@ class StragglerDetector:
         if paces:
             self._paces = _with_thresholds(self._paces, spec, len(next(iter(paces.values()))))
             self._paces.observe(paces, evident=slowed_pipelines)
-        for found in self._paces.stragglers if self._paces else ():
-            self.stages.setdefault(found.dp, {})[found.stage] = found.slowdown
+        for straggler in self._paces.stragglers if self._paces else ():
+            self.stages.setdefault(straggler.dp, {})[straggler.stage] = straggler.slowdown
         if planned_times is not None:
             for p, stage_slowdowns in self.stages.items():
                 slowdowns[p] = max(slowdowns.get(p, 1.0), planned_times.slowdown(stage_slowdowns))
@@ -89,17 +89,17 @@ class StragglerDetector:
     @property
     def least_slowdown(self) -> float | None:
         """The smallest slowdown of a pipeline that can be distinguished from load; None: not known yet."""
-        found = self._spans.least_slowdowns() if self._spans else None
-        return found[0] if found else None
+        slowdowns = self._spans.least_slowdowns() if self._spans else None
+        return slowdowns[0] if slowdowns else None
 
     def _publish(self, slowdowns: Mapping[int, float]) -> None:
-        known = self.slowdowns
+        before = self.slowdowns
         self.slowdowns = {
-            p: known[p]
-            if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION
+            p: before[p]
+            if p in before and abs(slowdown / before[p] - 1) <= _RESOLUTION
             else min(max(slowdown, 1 + _RESOLUTION), MAX_SLOWDOWN)
             for p, slowdown in slowdowns.items()
-            if slowdown > 1 + _RESOLUTION or p in known
+            if slowdown > 1 + _RESOLUTION or p in before
         }
 
 
