@@ -69,8 +69,8 @@ async def addresses_of(name: str) -> frozenset[str]:
         OSError: there is none, or the name server does not answer.
     """
     host, port = parse_address(name)
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    hosts = {str(at[0]) for *_, at in found}
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    hosts = {str(at[0]) for *_, at in entries}
     return frozenset(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
 
 

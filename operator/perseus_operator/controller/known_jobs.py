@@ -105,8 +105,8 @@ class KnownJobs:
 
     def of_kind(self, kind: str) -> dict[tuple[str, str], Json]:
         """What is kept of the objects of one kind, by namespace and name."""
-        found = (body for body in self._bodies.values() if body["kind"] == kind)
-        return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in found}
+        bodies = (body for body in self._bodies.values() if body["kind"] == kind)
+        return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in bodies}
 
     def is_full(self, namespace: str) -> bool:
         """Whether no more jobs of a namespace are kept."""

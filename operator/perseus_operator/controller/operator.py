@@ -250,9 +250,9 @@ class Operator:
             return
         if before is not None:
             del self._pods[uid]
-            own = self._pods_of[_key(before)]
-            del own[uid]
-            if not own:  # names of jobs come and go: what is left of one is nothing
+            siblings = self._pods_of[_key(before)]
+            del siblings[uid]
+            if not siblings:  # names of jobs come and go: what is left of one is nothing
                 del self._pods_of[_key(before)]
         if now is not None:
             self._pods[uid] = now
@@ -294,8 +294,8 @@ class Operator:
     def _pass_pods(self, runner: JobRunner) -> None:
         key = runner.ref.namespace, runner.ref.name
         taken = self._jobs.named(*key) not in ("", runner.ref.uid)
-        own = {} if taken else self._pods_of.get(key, {})
-        runner.observe_pods(own.values(), self._agents, name_taken=taken)
+        pods = {} if taken else self._pods_of.get(key, {})
+        runner.observe_pods(pods.values(), self._agents, name_taken=taken)
 
     def _pass_pods_of_name(self, namespace: str, name: str, changed: str) -> None:
         """A PerseusJob or a ServingPool has come or gone: whose the pods of its name are may have changed."""
@@ -339,8 +339,8 @@ class Operator:
 
     async def _poll_jobs(self) -> None:
         """Release the jobs whose deletion the watch has missed."""
-        known = set(self._jobs)  # asked before the list, which may not show what is created meanwhile
-        for uid in known - await self._kube.job_uids(self._settings.namespace_list):
+        uids = set(self._jobs)  # asked before the list, which may not show what is created meanwhile
+        for uid in uids - await self._kube.job_uids(self._settings.namespace_list):
             self.job_deleted(uid)
 
     async def _share(self) -> None:
@@ -349,13 +349,13 @@ class Operator:
 
     def _other_jobs(self) -> list[OtherJob]:
         """The jobs of other replicas."""
-        found = []
+        others = []
         for uid, body in self._jobs.served():
             if uid not in self._runners:
                 metadata, spec = body["metadata"], body.get("spec") or {}
                 place = metadata["namespace"], metadata["name"], metadata.get("labels") or {}
-                found.append(OtherJob(*place, int(spec.get("priority") or 0), body.get("status") or {}))
-        return found
+                others.append(OtherJob(*place, int(spec.get("priority") or 0), body.get("status") or {}))
+        return others
 
     async def _make_jobs(self) -> None:
         if not self.shards.leads:

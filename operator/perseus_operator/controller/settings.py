@@ -199,10 +199,10 @@ class Settings(BaseSettings):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
         if self.otlp_endpoint:
             try:
-                found = parse_url(self.otlp_endpoint)
+                url = parse_url(self.otlp_endpoint)
             except ValueError as error:
                 raise InvalidSetting(f"--otlp-endpoint: {error}") from None
-            if found.port is None or found.path:
+            if url.port is None or url.path:
                 raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
         if self.webhook_address and not (self.webhook_cert and self.webhook_key):
             raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")

@@ -208,12 +208,12 @@ class StatusWriter:
     async def _superseded(self, job: Job) -> bool:
         """Whether a newer operator has started: the two would overwrite each other's status for ever."""
         epochs, uid = self._services.epochs, self._ref.uid
-        newest, own = await epochs.newest(uid), epochs.drawn(uid)
+        newest, drawn = await epochs.newest(uid), epochs.drawn(uid)
         self._contested = False
-        if newest <= own:
+        if newest <= drawn:
             logger.info("%s: another writer has changed the status; writing it again", self._ref)
             return False
-        message = f"A newer operator writes this status: its epoch is {newest}, this operator's is {own}."
+        message = f"A newer operator writes this status: its epoch is {newest}, this operator's is {drawn}."
         job.fenced_by(Explanation(Reason.FENCED, message))
         logger.warning("%s: %s: %s", self._ref, Reason.FENCED.value, message)
         return True

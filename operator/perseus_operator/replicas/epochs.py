@@ -37,7 +37,7 @@ class EpochStore(Protocol):
         """Read the Lease of a shard. Raises KubeError."""
         ...
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
+    async def write(self, lease: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
         """Write a Lease. Raises KubeConflict if it is no longer as it was read."""
         ...
 

@@ -172,10 +172,10 @@ class Membership:
     def _seat(self, leases: Mapping[str, LeaseRecord], alive: Collection[str]) -> int | None:
         """Its own seat, that of the process before it, or the first one that is empty."""
         holders = [leases.get(seat_lease(seat), LeaseRecord("")).holder for seat in range(SEATS)]
-        own = (seat for seat, holder in enumerate(holders) if holder == self.identity)
+        mine = (seat for seat, holder in enumerate(holders) if holder == self.identity)
         before = (seat for seat, holder in enumerate(holders) if self._is_namesake(holder))
         empty = (seat for seat, holder in enumerate(holders) if holder not in alive)
-        return next(chain(own, before, empty), None)
+        return next(chain(mine, before, empty), None)
 
     def _is_namesake(self, holder: str) -> bool:
         """Whether a holder is another process of this replica's name: it has been there before."""

@@ -185,22 +185,22 @@ class Shards:
         await self._write_all([leases[shard_lease(shard)] for shard in shards], "")
 
     async def _take(self, leases: Mapping[str, LeaseRecord], shards: tuple[int, ...]) -> None:
-        known = [leases.get(shard_lease(shard), LeaseRecord(shard_lease(shard))) for shard in shards]
-        highest = max((lease.epoch for lease in known), default=0)
+        wanted = [leases.get(shard_lease(shard), LeaseRecord(shard_lease(shard))) for shard in shards]
+        highest = max((lease.epoch for lease in wanted), default=0)
         if highest >= self._epoch:
             self._epoch = await self._store.next_epoch(highest + 1)
-        written = await self._write_all(known, self._identity, self._epoch)
+        written = await self._write_all(wanted, self._identity, self._epoch)
         self._hold({shard: self._epoch for shard in shards if shard_lease(shard) in written})
 
-    async def _write_all(self, known: Iterable[LeaseRecord], holder: str, epoch: int = 0) -> set[str]:
+    async def _write_all(self, wanted: Iterable[LeaseRecord], holder: str, epoch: int = 0) -> set[str]:
         """Write Leases of shards; the names of those that were written: others may have been faster.
 
         ``epoch`` 0: each keeps its own.
         """
-        known = list(known)
-        writes = (self._store.write(lease, holder, epoch or lease.epoch) for lease in known)
+        wanted = list(wanted)
+        writes = (self._store.write(lease, holder, epoch or lease.epoch) for lease in wanted)
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        for lease, outcome in zip(known, outcomes, strict=True):
+        for lease, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, KubeConflict):
                 logger.warning("Lease %s: not written: %s", lease.name, outcome)
         return {outcome.name for outcome in outcomes if isinstance(outcome, LeaseRecord)}

@@ -51,8 +51,8 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
         """See ``Kube``."""
-        found = await self._request(self._core.read_namespaced_config_map(name, namespace, _request_timeout=TIMEOUT_S))
-        return ConfigMap.from_json(self._api.sanitize_for_serialization(found))
+        answer = await self._request(self._core.read_namespaced_config_map(name, namespace, _request_timeout=TIMEOUT_S))
+        return ConfigMap.from_json(self._api.sanitize_for_serialization(answer))
 
     async def write_status(self, job: JobRef, status: Json) -> str:
         """See ``Kube``."""
@@ -88,8 +88,8 @@ class KubeClient(ObjectStore, AccessReviews):
         Raises:
             KubeNotFound: there is none.
         """
-        found = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
-        return found.metadata.labels or {}
+        namespace = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
+        return namespace.metadata.labels or {}
 
     async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
         """Create the PerseusJob or ServingPool of a workload.
@@ -203,7 +203,7 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def _objects(self, plural: str, namespaces: Iterable[str], **options: Any) -> list[Json]:
         """The objects of a kind of ours in these namespaces; none named: all."""
-        group, found = (keys.API_GROUP, keys.API_VERSION), list[Json]()
+        group, objects = (keys.API_GROUP, keys.API_VERSION), list[Json]()
         for namespace in list(namespaces) or [""]:
             asked = (
                 self._custom.list_namespaced_custom_object(
@@ -212,8 +212,8 @@ class KubeClient(ObjectStore, AccessReviews):
                 if namespace
                 else self._custom.list_cluster_custom_object(*group, plural, _request_timeout=TIMEOUT_S, **options)
             )
-            found += (await self._request(asked))["items"] or ()  # null: a list of metadata that is empty
-        return found
+            objects += (await self._request(asked))["items"] or ()  # null: a list of metadata that is empty
+        return objects
 
     async def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:
         """See ``Kube``."""
@@ -239,11 +239,11 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
         """See ``Kube``."""
-        found: list[Pod] = []
+        pods: list[Pod] = []
         for namespace in list(namespaces) or [""]:
             async for page in self._pages(namespace, label_selector=keys.LABEL_JOB):
-                found += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
-        return found
+                pods += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
+        return pods
 
     async def resource_slices(self, node: str) -> list[Json]:
         """See ``Kube``."""
@@ -256,10 +256,10 @@ class KubeClient(ObjectStore, AccessReviews):
         """Every cluster-wide object of a kind of ours; none if its CRD is not installed."""
         where = keys.API_GROUP, keys.API_VERSION, plural
         try:
-            found = await self._request(self._custom.list_cluster_custom_object(*where, _request_timeout=TIMEOUT_S))
+            answer = await self._request(self._custom.list_cluster_custom_object(*where, _request_timeout=TIMEOUT_S))
         except KubeNotFound:
             return []
-        return list(found["items"])
+        return list(answer["items"])
 
     async def _write_cluster_status(self, plural: str, name: str, uid: str, status: Json) -> str:
         return await self._patch(

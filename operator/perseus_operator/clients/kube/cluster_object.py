@@ -121,44 +121,44 @@ class ClusterObjects(ABC, Generic[Kept]):
         Raises:
             KubeError: no answer.
         """
-        known = list(self._objects.values())
+        before = list(self._objects.values())
         listed = await self._list()
         for body in listed:
             self.observe(body)
         uids = {str(body["metadata"]["uid"]) for body in listed}
-        for each in known:
+        for each in before:
             if each.uid not in uids:
                 self._forget(each)
 
     def observe(self, body: Mapping[str, Any]) -> None:
         """Take in an object as it is now."""
         name, uid = str(body["metadata"]["name"]), str(body["metadata"]["uid"])
-        known = self._objects.get(name)
-        new = known is None or known.uid != uid
-        if known is None or new:
-            known = self._objects[name] = self._new(name, uid)
-        changed = known.observed(body, self._model)
-        self._observed(known, body.get("status") or {}, new=new)
+        kept = self._objects.get(name)
+        new = kept is None or kept.uid != uid
+        if kept is None or new:
+            kept = self._objects[name] = self._new(name, uid)
+        changed = kept.observed(body, self._model)
+        self._observed(kept, body.get("status") or {}, new=new)
         if changed:
             self._spec_changed()
 
     def deleted(self, body: Mapping[str, Any]) -> None:
         """Take in that an object does not exist any more."""
-        known = self._objects.get(str(body["metadata"]["name"]))
-        if known is not None and known.uid == body["metadata"]["uid"]:
-            self._forget(known)
+        kept = self._objects.get(str(body["metadata"]["name"]))
+        if kept is not None and kept.uid == body["metadata"]["uid"]:
+            self._forget(kept)
 
-    async def _write_status(self, known: Kept, conditions: Iterable[Statement], figures: Json, now: Now) -> None:
+    async def _write_status(self, kept: Kept, conditions: Iterable[Statement], figures: Json, now: Now) -> None:
         """Write the status of an object if it has changed."""
-        await known.write(conditions, figures, now, self._send)
-        if known.gone:
-            self._forget(known)
+        await kept.write(conditions, figures, now, self._send)
+        if kept.gone:
+            self._forget(kept)
 
-    def _forget(self, known: Kept) -> None:
+    def _forget(self, kept: Kept) -> None:
         """It does not exist any more."""
-        if self._objects.get(known.name) is known:
-            del self._objects[known.name]
-            self._forgotten(known)
+        if self._objects.get(kept.name) is kept:
+            del self._objects[kept.name]
+            self._forgotten(kept)
 
     @abstractmethod
     async def _list(self) -> list[Json]:
@@ -168,11 +168,11 @@ class ClusterObjects(ABC, Generic[Kept]):
     async def _send(self, name: str, uid: str, status: Json) -> str:
         """Store this whole status of one of them; its version after it."""
 
-    def _observed(self, known: Kept, status: Mapping[str, Any], *, new: bool) -> None:
+    def _observed(self, kept: Kept, status: Mapping[str, Any], *, new: bool) -> None:
         """What follows from an object that was observed with this status, for the first time or again."""
 
     def _spec_changed(self) -> None:
         """What follows from another spec, or from another fault of one."""
 
-    def _forgotten(self, known: Kept) -> None:
+    def _forgotten(self, kept: Kept) -> None:
         """What follows from the end of an object."""

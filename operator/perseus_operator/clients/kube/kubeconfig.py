@@ -57,13 +57,13 @@ def reading_kubeconfig(refusal: type[Exception], files: str | None = None) -> It
 @contextlib.contextmanager
 def _logged_errors() -> Iterator[list[str]]:
     """What a client logs instead of raising it."""
-    found: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     root = logging.getLogger()
     before, root.handlers = root.handlers, [handler]
     try:
-        yield found
+        yield messages
     finally:
         root.handlers = before
 

@@ -70,7 +70,7 @@ class LeaseClient(KubeRequests):
         records = [_record(item) for item in (await self._request(read_json(request)))["items"]]
         return {record.name: record for record in records}
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
+    async def write(self, lease: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
         """Write a Lease, if it is as it was read; if it did not exist, make it.
 
         Args:
@@ -86,7 +86,7 @@ class LeaseClient(KubeRequests):
             KubeConflict: it was changed, made or deleted since it was read.
         """
         now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        metadata: Json = {"name": known.name, "namespace": self.namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
+        metadata: Json = {"name": lease.name, "namespace": self.namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
         written = {keys.ANNOTATION_ADDRESS: notes.address, keys.ANNOTATION_NAMESPACES: notes.namespaces}
         metadata["annotations"] = {key: value for key, value in written.items() if value}
         spec: Json = {}
@@ -97,11 +97,11 @@ class LeaseClient(KubeRequests):
         body: Any = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         options: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
         api = self._coordination
-        if not known.version:
+        if not lease.version:
             request = api.create_namespaced_lease_without_preload_content(self.namespace, body, **options)
             return _record(await self._request(read_json(request)))
-        metadata["resourceVersion"] = known.version
-        request = api.replace_namespaced_lease_without_preload_content(known.name, self.namespace, body, **options)
+        metadata["resourceVersion"] = lease.version
+        request = api.replace_namespaced_lease_without_preload_content(lease.name, self.namespace, body, **options)
         try:
             return _record(await self._request(read_json(request)))
         except KubeNotFound as error:

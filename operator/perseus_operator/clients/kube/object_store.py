@@ -37,8 +37,8 @@ class ObjectStore(KubeRequests):
             page = await self._request(
                 self._custom.list_namespaced_custom_object(*where, limit=_PAGE, _request_timeout=TIMEOUT_S, **options)
             )
-            for found in page["items"]:
-                yield StoredObject.from_json(found)
+            for item in page["items"]:
+                yield StoredObject.from_json(item)
             options["_continue"] = page.get("metadata", {}).get("continue")
             if not options["_continue"]:
                 return
@@ -56,7 +56,7 @@ class ObjectStore(KubeRequests):
             "ownerReferences": [_job(job).reference(controller=True)],
         }
         # One of a deleted job of the same name is taken over; it may also disappear at any moment.
-        await self._write(keys.FRONTIER_PLURAL, metadata, spec, lambda found: found.ours and found.job == job.name)
+        await self._write(keys.FRONTIER_PLURAL, metadata, spec, lambda stored: stored.ours and stored.job == job.name)
 
     async def write_profile(self, namespace: str, name: str, spec: Json, owner: JobRef | None = None) -> None:
         """See ``Kube``."""
@@ -64,7 +64,7 @@ class ObjectStore(KubeRequests):
         metadata: Json = {"name": name, "namespace": namespace, "labels": labels}
         if owner is not None:
             metadata["ownerReferences"] = [_job(owner).reference()]
-        await self._write(keys.PROFILE_PLURAL, metadata, spec, lambda found: found.ours)
+        await self._write(keys.PROFILE_PLURAL, metadata, spec, lambda stored: stored.ours)
 
     async def delete_profile(self, namespace: str, profile: StoredObject) -> None:
         """See ``Kube``."""
@@ -111,18 +111,18 @@ class ObjectStore(KubeRequests):
         namespace, name = metadata["namespace"], metadata["name"]
         for _ in range(ATTEMPTS):
             try:
-                found = await self._read(plural, namespace, name)
+                stored = await self._read(plural, namespace, name)
             except KubeNotFound:
                 with contextlib.suppress(KubeConflict):  # another writer was faster
                     await self._create(plural, metadata, spec)
                     return
                 continue
-            if not is_own(found):
+            if not is_own(stored):
                 raise KubeConflict(
                     f"{_KINDS[plural]} {namespace}/{name} exists and is not the operator's: rename or delete it"
                 )
             # The version that was read: a write in between is a conflict.
-            body = {"metadata": {**metadata, "uid": found.uid, "resourceVersion": found.version}, "spec": spec}
+            body = {"metadata": {**metadata, "uid": stored.uid, "resourceVersion": stored.version}, "spec": spec}
             where = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
             with contextlib.suppress(KubeConflict, KubeNotFound):
                 await self._request(
@@ -133,8 +133,8 @@ class ObjectStore(KubeRequests):
 
     async def _read(self, plural: str, namespace: str, name: str) -> StoredObject:
         where = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
-        found = await self._request(self._custom.get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S))
-        return StoredObject.from_json(found)
+        answer = await self._request(self._custom.get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S))
+        return StoredObject.from_json(answer)
 
     async def _create(self, plural: str, metadata: Json, spec: Json) -> None:
         # A spec is merged: what is None is absent.

@@ -80,9 +80,9 @@ def unavailable(error: Exception) -> KubeUnavailable:
 def translated(error: Any) -> KubeError:
     """The error that an answer of the API server means."""
     message = f"{error.status} {error.reason}: {str(error.body or '')[:300]}"
-    known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
-    if error.status in known:
-        return known[error.status](message)
+    kinds: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
+    if error.status in kinds:
+        return kinds[error.status](message)
     # 0: the client failed before an answer came.
     return (KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError)(message)
 
