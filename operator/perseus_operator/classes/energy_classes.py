@@ -128,16 +128,16 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
 
     def serves(self, energy_class: str) -> bool:
         """Whether ServingPools are made of a class; not of one that does not exist."""
-        known = self._objects.get(energy_class)
-        return known is not None and known.spec is not None and known.spec.serving is not None
+        stored = self._objects.get(energy_class)
+        return stored is not None and stored.spec is not None and stored.spec.serving is not None
 
     async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
         """See ``services.ProfileGrants``."""
-        known = self._objects.get(energy_class)
-        if known is None or known.spec is None or known.spec.profiles_from is None:
+        stored = self._objects.get(energy_class)
+        if stored is None or stored.spec is None or stored.spec.profiles_from is None:
             return None
-        not_for_it = refusal(energy_class, known.spec, namespace, await self._labels(known.spec, namespace))
-        return None if not_for_it else known.spec.profiles_from.namespace
+        not_for_it = refusal(energy_class, stored.spec, namespace, await self._labels(stored.spec, namespace))
+        return None if not_for_it else stored.spec.profiles_from.namespace
 
     async def tick(
         self,
@@ -160,9 +160,9 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
             due = await self._due(now, pods_of, jobs, pools)
             await asyncio.gather(*(self._make(key, pod, pools.get(key), now) for key, pod in due))
         jobs_of, pools_of = _by_class(jobs), _by_class(pools)
-        for known in list(self._objects.values()):
-            figures = ClassFigures(jobs=jobs_of[known.name], pools=pools_of[known.name])
-            await self._write_status(known, [_accepted(known)], dump(figures), now)
+        for energy_class in list(self._objects.values()):
+            figures = ClassFigures(jobs=jobs_of[energy_class.name], pools=pools_of[energy_class.name])
+            await self._write_status(energy_class, [_accepted(energy_class)], dump(figures), now)
 
     async def _due(
         self,
@@ -226,11 +226,11 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
             spec = self._objects[pod.energy_class].spec
             assert spec is not None
             if server is not None:
-                kind, made = keys.POOL_KIND, _pool(spec, server)
+                kind, body = keys.POOL_KIND, _pool(spec, server)
             else:
                 reference = None if workload is None else (workload.kind, workload.name)
-                kind, made = keys.KIND, job_of_class(spec, reference, pod.profile)
-            await self._kube.create_job(JobRef(namespace, name, "", kind), pod.energy_class, made, owner)
+                kind, body = keys.KIND, job_of_class(spec, reference, pod.profile)
+            await self._kube.create_job(JobRef(namespace, name, "", kind), pod.energy_class, body, owner)
             logger.info("%s/%s: %s made of EnergyClass %s for pod %s", *key, kind, pod.energy_class, pod.name)
         except KubeConflict:
             pass  # it exists, or was changed: the watch is late
@@ -239,9 +239,9 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
 
     async def _refusal(self, pod: Pod) -> str:
         """Why a pod's class cannot be applied; empty: it can."""
-        known = self._objects.get(pod.energy_class)
-        found = None if known is None else known.spec or InvalidSpec(known.fault)
-        if why := refusal(pod.energy_class, found, pod.namespace, await self._labels(found, pod.namespace)):
+        stored = self._objects.get(pod.energy_class)
+        spec = None if stored is None else stored.spec or InvalidSpec(stored.fault)
+        if why := refusal(pod.energy_class, spec, pod.namespace, await self._labels(spec, pod.namespace)):
             return f"it {why}"
         if server_of_class(pod) is not None:
             return "" if self.serves(pod.energy_class) else f"EnergyClass {pod.energy_class} has no spec.serving"
@@ -277,9 +277,9 @@ class _Statement:
     message: str
 
 
-def _accepted(known: ClusterObject[ClassSpec]) -> _Statement:
-    if known.refusal:
-        return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.refusal)
+def _accepted(energy_class: ClusterObject[ClassSpec]) -> _Statement:
+    if energy_class.refusal:
+        return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, energy_class.refusal)
     return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
 
 

@@ -40,25 +40,25 @@ def label_pod(pod: Mapping[str, Any], namespace_class: str, serves: Callable[[st
     Returns:
         A changed copy of the pod; the same if it has no class, or names its job itself.
     """
-    made: Json = copy.deepcopy(dict(pod))
-    metadata = made.setdefault("metadata", {})
+    labelled: Json = copy.deepcopy(dict(pod))
+    metadata = labelled.setdefault("metadata", {})
     labels = metadata.get("labels") or {}
-    own = labels.get(keys.LABEL_CLASS, "")
-    energy_class = own or namespace_class
-    if energy_class in ("", keys.NO_CLASS) or not wants_class(made):
-        return Injected(made)
+    asked = labels.get(keys.LABEL_CLASS, "")
+    energy_class = asked or namespace_class
+    if energy_class in ("", keys.NO_CLASS) or not wants_class(labelled):
+        return Injected(labelled)
     owner = owner_of(metadata)
     server = server_of(labels, owner) if serves(energy_class) else None
     workload = server or workload_of(labels, owner)
-    if workload is None and not own:
-        return Injected(made)
+    if workload is None and not asked:
+        return Injected(labelled)
     name = workload.name if workload else owner.name if owner else metadata.get("name", "")
     if not name:
-        return Injected(made, (f"{keys.LABEL_CLASS}: a pod without a name and a controller has no EnergyClass",))
+        return Injected(labelled, (f"{keys.LABEL_CLASS}: a pod without a name and a controller has no EnergyClass",))
     metadata["labels"] = labels | {keys.LABEL_CLASS: energy_class, keys.LABEL_JOB: _shortened(name)}
     if server is not None:  # the class may have no spec.serving any more when the operator sees the pod
         metadata["labels"][keys.LABEL_SERVING] = "true"
-    return Injected(made)
+    return Injected(labelled)
 
 
 def _shortened(name: str) -> str:

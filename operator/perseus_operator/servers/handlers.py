@@ -31,7 +31,7 @@ _POOLS: Final = (keys.API_GROUP, keys.API_VERSION, keys.POOL_PLURAL)
 
 
 def register(  # noqa: C901  # each handler is a function of its own
-    own: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]
+    configuration: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
     """A registry with all handlers."""
     registry = kopf.OperatorRegistry()
@@ -39,7 +39,7 @@ def register(  # noqa: C901  # each handler is a function of its own
 
     @kopf.on.startup(registry=registry)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
-        _configure(settings, own)
+        _configure(settings, configuration)
         running.append(await start())
 
     @kopf.on.cleanup(registry=registry)
@@ -48,14 +48,14 @@ def register(  # noqa: C901  # each handler is a function of its own
 
     @kopf.on.login(registry=registry, retries=3, backoff=1.0)
     async def login(**arguments: Any) -> kopf.AiohttpSession | None:
-        found = kopf.login_with_service_account(**arguments)
-        if found is None:
-            found = await asyncio.to_thread(partial(kopf.login_via_client, **arguments))
+        session = kopf.login_with_service_account(**arguments)
+        if session is None:
+            session = await asyncio.to_thread(partial(kopf.login_via_client, **arguments))
         else:
             # The image leaves out the client that the other way needs. By address: logging in must not wait for DNS.
             host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-            found = replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
-        return None if found is None else _session(found)
+            session = replace(session, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+        return None if session is None else _session(session)
 
     @kopf.on.event(*_JOBS, registry=registry)
     async def job_observed(body: kopf.Body, event: Any, **_: Any) -> None:
@@ -73,7 +73,7 @@ def register(  # noqa: C901  # each handler is a function of its own
             running[0].observe_job(body, keys.POOL_KIND)
         _let_go(event)
 
-    if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
+    if not configuration.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
 
         @kopf.on.event(*_BUDGETS, registry=registry)
         async def budget_observed(body: kopf.Body, event: Any, **_: Any) -> None:
@@ -95,7 +95,7 @@ def register(  # noqa: C901  # each handler is a function of its own
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
         _let_go(event)
 
-    if own.webhook_address:
+    if configuration.webhook_address:
 
         async def namespace_labels(namespace: str) -> Mapping[str, str]:
             return await running[0].namespace_labels(namespace)
@@ -103,7 +103,7 @@ def register(  # noqa: C901  # each handler is a function of its own
         def class_serves(energy_class: str) -> bool:
             return running[0].classes.serves(energy_class)
 
-        webhook.register(registry, own, namespace_labels, class_serves)
+        webhook.register(registry, configuration, namespace_labels, class_serves)
     return registry
 
 
@@ -136,7 +136,7 @@ def _let_go(event: Any) -> None:
         raw["metadata"].pop(part, None)
 
 
-def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
+def _configure(settings: kopf.OperatorSettings, configuration: Settings) -> None:
     """Kopf's settings, each with its reason."""
     settings.persistence.finalizer = keys.FINALIZER  # of releases before: kopf removes it, since no handler needs one
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=keys.API_GROUP)
@@ -145,7 +145,7 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.peering.standalone = True  # two operators at once are made safe by the epoch, not by peering
     settings.watching.label_selectors["v1", "pods"] = keys.LABEL_JOB  # filtered by the server, not by us
     # Limited to some namespaces, we may have no rights elsewhere, and kopf would ask for a minute before it begins.
-    settings.scanning.disabled = bool(own.namespace_list)
+    settings.scanning.disabled = bool(configuration.namespace_list)
     settings.watching.server_timeout = 10  # an integer: a real API server refuses "10.0"
     settings.watching.inactivity_timeout = 15.0  # a connection that is silently lost is noticed by then
     settings.watching.chunk_size = _CHUNK
@@ -156,8 +156,9 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     # event loop, in which it reads no further: an edit of each of hundreds of jobs would reach the last one late.
     settings.queueing.idle_timeout = 600.0
     settings.process.ultimate_exiting_timeout = 60.0
-    if own.webhook_address:
-        settings.admission.server = webhook.server(own)  # its configuration is the chart's: we may not write any
+    if configuration.webhook_address:
+        # What the API server knows of it is the chart's: we may not write any.
+        settings.admission.server = webhook.server(configuration)
 
 
 def run(settings: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]) -> None:

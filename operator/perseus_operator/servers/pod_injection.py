@@ -41,22 +41,22 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
     Returns:
         A changed copy of the pod, and a warning for each container that cannot be given the socket.
     """
-    made = copy.deepcopy(dict(pod))
-    spec = made.get("spec") or {}
+    changed = copy.deepcopy(dict(pod))
+    spec = changed.get("spec") or {}
     if _is_windows(spec):
-        return Injected(made, (_WINDOWS,))
+        return Injected(changed, (_WINDOWS,))
     directory = str(PurePosixPath(socket).parent)
-    own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
-    taken = {v["name"] for v in spec.get("volumes") or ()} - own
+    agent_volumes = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
+    taken = {v["name"] for v in spec.get("volumes") or ()} - agent_volumes
     if VOLUME in taken:
         rule = f"is not the node's directory {directory}"
-        return Injected(made, (f"volume {VOLUME} {rule}: the agent's socket is not mounted",))
-    volume = VOLUME if VOLUME in own else min(own, default=VOLUME)
-    containers, warnings = _chosen(made, spec.get("containers") or [])
+        return Injected(changed, (f"volume {VOLUME} {rule}: the agent's socket is not mounted",))
+    volume = VOLUME if VOLUME in agent_volumes else min(agent_volumes, default=VOLUME)
+    containers, warnings = _chosen(changed, spec.get("containers") or [])
     containers = [container for container in containers if not _requests_socket(container)]
     mounted = False
     for container in containers:
-        problem = _obstacle(container, socket, directory, own)
+        problem = _obstacle(container, socket, directory, agent_volumes)
         if problem:
             warnings.append(f"container {container['name']}: {problem}")
             continue
@@ -66,11 +66,11 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
             mounted = True
         if _socket_of(container) is None:
             container["env"] = [*(container.get("env") or ()), {"name": keys.ENV_SOCKET, "value": socket}]
-    if mounted and not own:
+    if mounted and not agent_volumes:
         # Created if missing: on a node without an agent a pod must start all the same.
         source = {"path": directory, "type": "DirectoryOrCreate"}
         spec["volumes"] = [*(spec.get("volumes") or ()), {"name": volume, "hostPath": source}]
-    return Injected(made, tuple(warnings))
+    return Injected(changed, tuple(warnings))
 
 
 def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
@@ -86,30 +86,30 @@ def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
     Returns:
         A changed copy of the pod, and a warning for each container that is not given the socket.
     """
-    made = copy.deepcopy(dict(pod))
-    spec = made.get("spec") or {}
+    changed = copy.deepcopy(dict(pod))
+    spec = changed.get("spec") or {}
     if _is_windows(spec):
-        return Injected(made, (_WINDOWS,))
+        return Injected(changed, (_WINDOWS,))
     directory = str(PurePosixPath(socket).parent)
-    own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
-    containers, warnings = _chosen(made, spec.get("containers") or [])
+    agent_volumes = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
+    containers, warnings = _chosen(changed, spec.get("containers") or [])
     wanted = []
     for container in filter(_has_gpu, containers):
         if _requests_socket(container) or any(_at(mount, directory) for mount in container.get("volumeMounts") or ()):
             continue
-        if problem := _obstacle(container, socket, directory, own):
+        if problem := _obstacle(container, socket, directory, agent_volumes):
             warnings.append(f"container {container['name']}: {problem}")
         else:
             wanted.append(container)
     if wanted and lacking:
         why = f"{keys.RESOURCE_AGENT} is not requested, because the pod might wait for it: {lacking}"
-        return Injected(made, (*warnings, f"{why}; it trains at default clocks"))
+        return Injected(changed, (*warnings, f"{why}; it trains at default clocks"))
     for container in wanted:
         resources = container.get("resources") or {}
         container["resources"] = resources | {
             kind: {**(resources.get(kind) or {}), keys.RESOURCE_AGENT: "1"} for kind in ("limits", "requests")
         }
-    return Injected(made, tuple(warnings))
+    return Injected(changed, tuple(warnings))
 
 
 def _is_windows(spec: Json) -> bool:
@@ -137,7 +137,7 @@ def _chosen(pod: Json, containers: list[Json]) -> tuple[list[Json], list[str]]:
     return [container for container in containers if container["name"] in names], warnings
 
 
-def _obstacle(container: Json, socket: str, directory: str, own: set[str]) -> str | None:
+def _obstacle(container: Json, socket: str, directory: str, agent_volumes: set[str]) -> str | None:
     """Return why a container cannot be given the socket; None: it can."""
     stated = _socket_of(container)
     if stated not in (None, socket):
@@ -146,7 +146,7 @@ def _obstacle(container: Json, socket: str, directory: str, own: set[str]) -> st
     for mount in container.get("volumeMounts") or ():
         path = PurePosixPath(mount["mountPath"])
         if _places(str(path)) & there:
-            if mount["name"] not in own or mount.get("subPath") or mount.get("subPathExpr"):
+            if mount["name"] not in agent_volumes or mount.get("subPath") or mount.get("subPathExpr"):
                 return f"mounts another volume at {path}: left unchanged"
         # A runtime could not make a mount point in a volume that is read-only, and the container would not start.
         elif _places(str(path)) & {parent for place in there for parent in place.parents}:

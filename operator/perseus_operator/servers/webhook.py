@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def register(
     registry: kopf.OperatorRegistry,
-    own: Settings,
+    settings: Settings,
     namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]],
     class_serves: Callable[[str], bool],
 ) -> None:
@@ -48,12 +48,12 @@ def register(
         namespace_labels: reads the labels of a namespace.
         class_serves: whether ServingPools are made of an EnergyClass.
     """
-    if not own.namespace_list:  # EnergyClasses are cluster-wide
+    if not settings.namespace_list:  # EnergyClasses are cluster-wide
         _serve_classes(registry, namespace_labels, class_serves)
-    _serve_pods(registry, WEBHOOK_ID, lambda pod: inject(pod, own.agent_socket))
-    if own.webhook_resource:
+    _serve_pods(registry, WEBHOOK_ID, lambda pod: inject(pod, settings.agent_socket))
+    if settings.webhook_resource:
         offers = SocketOffers()
-        _serve_pods(registry, REQUEST_ID, lambda pod: request(pod, own.agent_socket, offers.lacking()))
+        _serve_pods(registry, REQUEST_ID, lambda pod: request(pod, settings.agent_socket, offers.lacking()))
 
         @kopf.on.event("v1", "nodes", registry=registry)
         async def node_observed(body: kopf.Body, event: Any, **_: Any) -> None:
@@ -119,18 +119,18 @@ def _serve_pods(registry: kopf.OperatorRegistry, path: str, change: Callable[[di
         patch.fns.append(lambda raw: raw.update(changed))
 
 
-def server(own: Settings) -> Any:
+def server(settings: Settings) -> Any:
     """Return the server that kopf runs for requests of the API server.
 
     A certificate that is missing or wrong, or a port that is taken, is tried again: planning goes on meanwhile, and
     pods are created as they are. Renewed certificates are taken up in seconds.
     """
-    host, port = parse_address(own.webhook_address)
+    host, port = parse_address(settings.webhook_address)
     listening = kopf.WebhookServer(
         addr=None if host in EVERYWHERE else host,
         port=port,
-        certfile=own.webhook_cert,
-        pkeyfile=own.webhook_key,
+        certfile=settings.webhook_cert,
+        pkeyfile=settings.webhook_key,
         file_check_interval=_RENEWAL_CHECK_S,
     )
 
@@ -140,7 +140,7 @@ def server(own: Settings) -> Any:
             try:
                 async with contextlib.aclosing(attempt) as configurations:
                     async for configuration in configurations:
-                        logger.info("admission webhook served on %s", own.webhook_address)
+                        logger.info("admission webhook served on %s", settings.webhook_address)
                         yield configuration
             except OSError as error:  # TLS errors among them
                 logger.warning("admission webhook: %s; trying again in %g s", error, _RETRY_S)

@@ -56,32 +56,32 @@ class SolveCache:
     async def plan_set(self, solved: SolvedFrontier, stages: frozenset[int]) -> agent_pb2.PlanSet:
         """The plan set of these stages; see ``encode_plans``."""
         key = solved.content, stages
-        found = await self._shared(key, self._plan_sets, key, lambda: asyncio.to_thread(encode_plans, solved, stages))
-        assert found is not None
+        plans = await self._shared(key, self._plan_sets, key, lambda: asyncio.to_thread(encode_plans, solved, stages))
+        assert plans is not None
         while len(self._plan_sets) > _MAX_PLAN_SETS:
             self._plan_sets.popitem(last=False)
-        return found
+        return plans
 
     async def _shared(
         self, name: object, kept: MutableMapping[K, T], key: K, make: Callable[[], Awaitable[T | None]]
     ) -> T | None:
-        while (found := kept.get(key)) is None and (other := self._making.get(name)) is not None:
+        while (value := kept.get(key)) is None and (other := self._making.get(name)) is not None:
             await asyncio.wait([other])
             if not other.cancelled() and other.result() is not None:
                 return cast(T, other.result())
-        if found is not None:
-            return found
-        made = self._making[name] = asyncio.get_running_loop().create_future()
+        if value is not None:
+            return value
+        making = self._making[name] = asyncio.get_running_loop().create_future()
         try:
-            found = await make()
-            if found is not None:
-                kept[key] = found
-            made.set_result(found)
+            value = await make()
+            if value is not None:
+                kept[key] = value
+            making.set_result(value)
         except Exception as error:
-            made.set_exception(error)
-            made.exception()  # nobody has to wait for it
+            making.set_exception(error)
+            making.exception()  # nobody has to wait for it
             raise
         finally:
-            made.cancel()
+            making.cancel()
             del self._making[name]
-        return found
+        return value

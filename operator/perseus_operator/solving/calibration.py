@@ -76,10 +76,14 @@ class FrontierTimes:
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
         """See ``detector.PlannedTimes``."""
         wanted = np.diff(self.schedule.stage_offset).tolist()
-        whole = {dp: own for dp, own in iteration.stages_us.items() if [len(stage) for stage in own] == wanted}
+        whole = {
+            dp: stages_us
+            for dp, stages_us in iteration.stages_us.items()
+            if [len(stage) for stage in stages_us] == wanted
+        }
         if not whole:
             return {}
-        measured_s = np.stack([np.concatenate(own) for own in whole.values()]) / 1e6
+        measured_s = np.stack([np.concatenate(stages_us) for stages_us in whole.values()]) / 1e6
         planned_s = np.stack([self.durations_s(iteration.points[dp]) for dp in whole])
         return dict(zip(whole, stage_pace(measured_s, planned_s, self.schedule.stage_offset).tolist(), strict=True))
 
@@ -112,7 +116,7 @@ class RecentIterations:
             self._recorder.add(
                 plan=-1 if point is None else point,
                 iteration_time_s=s_from_us(iteration.time_us),
-                stages=[np.asarray(own) / 1e6 for own in iteration.stages_us.get(pipeline, ())],
+                stages=[np.asarray(durations_us) / 1e6 for durations_us in iteration.stages_us.get(pipeline, ())],
             )
         except InvalidTrace:
             return False
@@ -151,8 +155,8 @@ class CalibrateRequest:
     def from_bytes(cls, data: bytes) -> CalibrateRequest:
         """What ``to_bytes`` made."""
         line, _, arrays = data.partition(b"\n")
-        found = np.load(io.BytesIO(arrays), allow_pickle=False)
-        return cls(SolveRequest(**json.loads(line)), **{name: found[name] for name in found.files})
+        stored = np.load(io.BytesIO(arrays), allow_pickle=False)
+        return cls(SolveRequest(**json.loads(line)), **{name: stored[name] for name in stored.files})
 
 
 def calibrate_in_process(request: CalibrateRequest) -> bytes:
@@ -208,13 +212,13 @@ def _trace_of(request: CalibrateRequest) -> Trace:
     )
 
 
-def _answer(request: CalibrateRequest, trace: Trace, found: Calibration) -> bytes:
+def _answer(request: CalibrateRequest, trace: Trace, calibration: Calibration) -> bytes:
     change = None
-    if found.explains:
-        known = request.inputs.calibration
-        before_s = predict_s(Calibration.from_json(known), trace) if known else replay_s(trace)
-        change = float(np.median(np.abs(predict_s(found, trace) / before_s - 1)))
-    return json.dumps({"calibration": found.to_json(), "change": change}).encode()
+    if calibration.explains:
+        before = request.inputs.calibration
+        before_s = predict_s(Calibration.from_json(before), trace) if before else replay_s(trace)
+        change = float(np.median(np.abs(predict_s(calibration, trace) / before_s - 1)))
+    return json.dumps({"calibration": calibration.to_json(), "change": change}).encode()
 
 
 def _answered(answer: bytes) -> tuple[str, float | None]:
@@ -266,15 +270,15 @@ def open_calibration(text: str, *, change: float | None = None) -> CalibrationRe
     Raises:
         InvalidCalibration: naming the field and the rule.
     """
-    found = Calibration.from_json(text)
+    calibration = Calibration.from_json(text)
     quality = CalibrationQuality(
         digest=hashlib.sha256(text.encode()).hexdigest(),
-        explains=found.explains,
-        reason=found.reason,
-        heldout_error=_share(found.quality.heldout_mape_percent),
-        uncalibrated_error=_share(found.quality.replay_mape_percent) or 0.0,
-        iterations=found.quality.iterations_fitted + found.quality.iterations_heldout,
-        allowance=found.allowance,
+        explains=calibration.explains,
+        reason=calibration.reason,
+        heldout_error=_share(calibration.quality.heldout_mape_percent),
+        uncalibrated_error=_share(calibration.quality.replay_mape_percent) or 0.0,
+        iterations=calibration.quality.iterations_fitted + calibration.quality.iterations_heldout,
+        allowance=calibration.allowance,
     )
     return CalibrationResult(text, quality, change)
 

@@ -68,5 +68,5 @@ def verdict_of(answer: bytes) -> Verdict:
         response = solver_pb2.WorkResponse.FromString(answer)
     except DecodeError as error:
         raise InvalidAnswer(f"not an answer: {error}") from error
-    outcome = next((known for known, number in _OUTCOMES.items() if number == response.outcome), Outcome.DIED)
+    outcome = next((each for each, number in _OUTCOMES.items() if number == response.outcome), Outcome.DIED)
     return Verdict(outcome, response.answer, response.message[:LONGEST_MESSAGE], s_from_ms(response.solve_ms))

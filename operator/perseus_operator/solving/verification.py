@@ -63,8 +63,8 @@ def verify_in_process(request: RestoreRequest) -> bytes:
 
     problem = problem_of(request.inputs)
     most = MAX_POINTS * (problem.instructions + 64)
-    found = verified(Frontier.from_bytes(request.data, max_cells=most), problem, request.inputs.hardware)
-    return found.to_bytes()
+    frontier = verified(Frontier.from_bytes(request.data, max_cells=most), problem, request.inputs.hardware)
+    return frontier.to_bytes()
 
 
 def verified(frontier: Frontier, problem: Problem, hardware: str = "") -> Frontier:

@@ -37,7 +37,7 @@ def overview(views: Iterable[JobView]) -> Json:
 def job_document(view: JobView) -> Json:
     """Describe one job: status, and its frontier in seconds and joules if there is one."""
     status = view.status
-    found: Json = {
+    document: Json = {
         **_line(view),
         "spec": None if view.spec is None else dump(view.spec),
         "conditions": list(status.get("conditions", ())),
@@ -51,8 +51,8 @@ def job_document(view: JobView) -> Json:
         "frontier": None,
     }
     if view.solved is not None and view.spec is not None:
-        found["frontier"] = _frontier(view)
-    return found
+        document["frontier"] = _frontier(view)
+    return document
 
 
 def pools_overview(views: Iterable[PoolView]) -> Json:

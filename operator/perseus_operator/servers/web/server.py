@@ -176,14 +176,14 @@ class Pages:
         if pool := _POOL.fullmatch(path):
             shown = self._one(PoolView, keys.POOL_KIND, pool[1], pool[2], may_see)
             return _json(HTTPStatus.OK, pool_document(shown))
-        found = _JOB.fullmatch(path)
-        if not found:
+        match = _JOB.fullmatch(path)
+        if not match:
             raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
-        view = self._one(JobView, keys.KIND, found[1], found[2], may_see)
+        view = self._one(JobView, keys.KIND, match[1], match[2], may_see)
         if view.elsewhere and self._elsewhere is not None:
             status, document = self._elsewhere(path)
             return HTTPStatus(status), _JSON, document
-        return _json(HTTPStatus.OK, plan_document(view, int(found[3])) if found[3] else job_document(view))
+        return _json(HTTPStatus.OK, plan_document(view, int(match[3])) if match[3] else job_document(view))
 
     def own_document(self, path: str) -> tuple[int, bytes]:
         """Answer another replica: status and JSON of a job that this one serves.
@@ -196,10 +196,10 @@ class Pages:
             return self._own_document(path)
 
     def _own_document(self, path: str) -> tuple[int, bytes]:
-        found = _JOB.fullmatch(path)
-        own = [view for view in self._of(JobView) if not view.elsewhere]
-        served = {(view.ref.namespace, view.ref.name) for view in own}
-        if not found or (found[1], found[2]) not in served:
+        match = _JOB.fullmatch(path)
+        views = [view for view in self._of(JobView) if not view.elsewhere]
+        served = {(view.ref.namespace, view.ref.name) for view in views}
+        if not match or (match[1], match[2]) not in served:
             raise UnknownJob(f"path: this replica serves no job {path[:600]!r}")
         try:
             status, _, document = self.document(path, _everything)
