@@ -61,10 +61,10 @@ def class_of_namespace(reader: ClassReader, namespace: str) -> Json | None:
 def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
     """All namespaces whose class is not applied, as ``class_of_namespace``; none: they may not be listed."""
     try:
-        found = reader.namespaces(keys.LABEL_CLASS)
+        namespaces = reader.namespaces(keys.LABEL_CLASS)
     except KubeError:
         return
-    for namespace, labels in sorted(found.items()):
+    for namespace, labels in sorted(namespaces.items()):
         answer = _answer(reader, namespace, labels)
         if answer is not None and not answer["applied"]:
             yield answer
@@ -76,15 +76,15 @@ def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> J
         return None
     applied, do = False, _MEND_IT
     try:
-        found = _class(reader, name)
+        spec = _class(reader, name)
     except KubeForbidden:
         says, do = f"asks for EnergyClass {name}, which you may not read", "ask an administrator whether it exists"
         applied = True  # for all that is known
     else:
-        says = refusal(name, found, namespace, labels)
-        do = _MAKE_IT if found is None else do
+        says = refusal(name, spec, namespace, labels)
+        do = _MAKE_IT if spec is None else do
         if not says:
-            serves = isinstance(found, ClassSpec) and found.serving is not None
+            serves = isinstance(spec, ClassSpec) and spec.serving is not None
             applied, do = True, _NEW_PODS + (_SERVERS if serves else "")
             says = f"asks for EnergyClass {name}: a PerseusJob is made when pods of a training workload run"
             says += ", a ServingPool when those of a server do" if serves else ""

@@ -121,9 +121,9 @@ def _plan(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) ->
 
 
 def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    kind, found = read_named(kube, namespace, options.job)
+    kind, body = read_named(kube, namespace, options.job)
     if kind == keys.POOL_KIND:
-        return _explain_pool(found, terminal)
+        return _explain_pool(body, terminal)
     document = explanation(load_job(kube, namespace, options.job))
     return document, explanation_text(document, terminal)
 
@@ -134,11 +134,11 @@ def _explain_pool(pool: Json, terminal: Terminal) -> Answer:
 
 
 def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    kind, found = read_named(kube, namespace, options.job)
+    kind, body = read_named(kube, namespace, options.job)
     if kind == keys.POOL_KIND:
-        document = examine_pool(found, surroundings_of(kube, found))
+        document = examine_pool(body, surroundings_of(kube, body))
     else:
-        document, name = examine(found, taken_pods(kube, found)), found["metadata"]["name"]
+        document, name = examine(body, taken_pods(kube, body)), body["metadata"]["name"]
         if exists(kube, keys.POOL_KIND, namespace, name):
             document["note"] = f"a ServingPool has this name, too: kubectl perseus doctor sp/{name} is about it"
     return document, diagnosis_text(document, terminal)
@@ -167,7 +167,7 @@ def _pools(kube: KubeReader, everywhere: str | None) -> list[Json]:
 def _classes(kube: KubeReader, everywhere: str | None, *, found_any: bool) -> list[Json]:
     """What is to be said of namespaces that ask for a class; of one that is applied only where nothing was found."""
     classes = list(refused_namespaces(kube)) if everywhere is None else [class_of_namespace(kube, everywhere)]
-    return [found for found in classes if found and not (found["applied"] and found_any)]
+    return [answer for answer in classes if answer and not (answer["applied"] and found_any)]
 
 
 def _place(everywhere: str | None) -> str:
@@ -179,10 +179,10 @@ def _report(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answ
 
     def labels(key: str) -> dict[str, Json]:
         try:
-            found = kube.namespaces(key) if where is None else {where: kube.namespace_labels(where)}
+            namespaces = kube.namespaces(key) if where is None else {where: kube.namespace_labels(where)}
         except KubeForbidden as error:
             raise CannotAnswer(f"access denied: {error}") from error
-        return {name: {key: of[key]} for name, of in found.items() if key in of}
+        return {name: {key: labels_there[key]} for name, labels_there in namespaces.items() if key in labels_there}
 
     statement, by = report_command.report(options, report_command.Scope(namespace=where, labels=labels))
     return stored.document(statement, by), report_command.text(statement, by, options.format)

@@ -152,15 +152,15 @@ def examine(job: Json, taken: str = "") -> Json:
 
 def _steps(job: Json, *, planned: bool) -> Iterator[Json]:
     status = job.get("status") or {}
-    found = {condition["type"]: condition for condition in status.get("conditions", ())}
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     # Without a shape all that comes before the agents waits for pods: why there are none is said where they belong.
-    absent = (found.get(ConditionType.AGENTS_READY) or {}).get("reason") == Reason.NO_PODS
+    absent = (conditions.get(ConditionType.AGENTS_READY) or {}).get("reason") == Reason.NO_PODS
     absent = absent and "pipeline" not in job["spec"] and "shape" not in status
     blocked = False
     for step in STEPS:
         if not planned and step.condition not in _WITHOUT_PLAN:
             continue
-        condition = found.get(step.condition)
+        condition = conditions.get(step.condition)
         finding = _finding(condition, step, blocked=blocked)
         if absent and finding is Finding.WAITING:
             yield {"condition": step.condition.value, "question": step.question, "finding": Finding.UNKNOWN.value}

@@ -92,19 +92,19 @@ def missing_frontier_reason(status: Mapping[str, Any]) -> str:
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    return next((found for found in status.get("conditions", ()) if found.get("type") == kind), {})
+    return next((condition for condition in status.get("conditions", ()) if condition.get("type") == kind), {})
 
 
 def _frontier(reader: Reader, namespace: str, name: str, figures: Mapping[str, Any]) -> Frontier:
     try:
-        found = reader.stored(keys.FRONTIER_PLURAL, namespace, name)
+        body = reader.stored(keys.FRONTIER_PLURAL, namespace, name)
     except KubeNotFound as error:
         raise CannotAnswer(
             f"PerseusFrontier {name} does not exist in namespace {namespace}: it was deleted, or is too large to store"
         ) from error
     except KubeForbidden as error:
         raise CannotAnswer(f"access denied to PerseusFrontier {name}: {error}") from error
-    stored = stored_frontier(found, figures["digest"])
+    stored = stored_frontier(body, figures["digest"])
     if stored is None:
         raise CannotAnswer(f"PerseusFrontier {name} is not the status's: it is being replaced, try again")
     try:
@@ -168,5 +168,6 @@ def _profile(reader: Reader, namespace: str, spec: JobSpec) -> tuple[str, str]:
         assert spec.profile.profile_ref is not None
         name = spec.profile.profile_ref.name
         return name, reader.stored(keys.PROFILE_PLURAL, namespace, name).spec["csv"]
-    found, key = reader.config_map(namespace, reference.name), reference.key
-    return reference.name, found.data[key] if key in found.data else found.binary[key].decode(errors="replace")
+    config_map, key = reader.config_map(namespace, reference.name), reference.key
+    csv = config_map.data[key] if key in config_map.data else config_map.binary[key].decode(errors="replace")
+    return reference.name, csv

@@ -54,7 +54,7 @@ class KubeReader:
         with reading_kubeconfig(loader.ConfigException, kubeconfig):
             contexts, active = loader.list_kube_config_contexts(config_file=kubeconfig)
             if context is not None:
-                active = next((found for found in contexts if found["name"] == context), None)
+                active = next((entry for entry in contexts if entry["name"] == context), None)
                 if active is None:
                     raise UnusableArgument(f"--context: the kubeconfig has no context {context!r}")
             api = loader.new_client_from_config(config_file=kubeconfig, context=context)
@@ -128,8 +128,8 @@ class KubeReader:
             KubeNotFound: there is none.
             KubeError: the API server did not answer, or ``binaryData`` is not base64.
         """
-        found = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
-        return ConfigMap.from_json(found)
+        answer = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
+        return ConfigMap.from_json(answer)
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Read the labels of a namespace.
@@ -159,8 +159,8 @@ class KubeReader:
             KubeError: the API server did not answer.
         """
         which = keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL, name
-        found: Json = _request(lambda: self._custom.get_cluster_custom_object(*which, **_PATIENCE))
-        return found
+        body: Json = _request(lambda: self._custom.get_cluster_custom_object(*which, **_PATIENCE))
+        return body
 
     def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
         """Read a PerseusProfile or a PerseusFrontier.
@@ -208,8 +208,8 @@ class KubeReader:
 
     def _one(self, plural: str, namespace: str, name: str) -> Json:
         which = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
-        found: Json = _request(lambda: self._custom.get_namespaced_custom_object(*which, **_PATIENCE))
-        return found
+        body: Json = _request(lambda: self._custom.get_namespaced_custom_object(*which, **_PATIENCE))
+        return body
 
     def _all(self, plural: str, namespace: str | None) -> list[Json]:
         if namespace is None:
@@ -217,14 +217,14 @@ class KubeReader:
         else:
             there = keys.API_GROUP, keys.API_VERSION, namespace, plural
             pages = partial(self._custom.list_namespaced_custom_object, *there)
-        found: list[Json] = []
+        items: list[Json] = []
         more = ""
         while True:
             answer = _request(partial(pages, limit=_PAGE, _continue=more, **_PATIENCE))
-            found += answer["items"]
+            items += answer["items"]
             more = answer["metadata"].get("continue") or ""
             if not more:
-                return found
+                return items
 
     def _get(self, path: str, names: dict[str, str], **query: str) -> Json:
         """Read the object at a path as JSON: importing the client's CoreV1Api would take half a second."""
@@ -234,8 +234,8 @@ class KubeReader:
         )
         answer = self._api.call_api(*request, **_PATIENCE)
         answer.read()
-        found: Json = self._api.response_deserialize(answer, {"200": "object"}).data
-        return found
+        document: Json = self._api.response_deserialize(answer, {"200": "object"}).data
+        return document
 
     def _patch(self, namespace: str, name: str, body: Json) -> Any:
         return self._custom.patch_namespaced_custom_object(
@@ -269,8 +269,8 @@ def _translate(error: Any) -> KubeError:
         message = json.loads(error.body)["message"]
     except (ValueError, TypeError, KeyError):
         message = f"{error.status} {error.reason}"
-    known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
-    kind = known.get(error.status) or (
+    kinds: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
+    kind = kinds.get(error.status) or (
         KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError
     )
     return kind(message)

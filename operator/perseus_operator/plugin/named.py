@@ -102,8 +102,8 @@ def _absence(reader: Reader, namespace: str, name: str, kinds: Sequence[str]) ->
         if kind not in kinds and exists(reader, kind, namespace, name):
             command = "serving" if kind == keys.POOL_KIND else "explain"
             return f"{said}, but a {kind} of this name: kubectl perseus {command} {name}"
-    found = class_of_namespace(reader, namespace)
-    return said + (f": {found['says']} ({found['do']})" if found else "")
+    answer = class_of_namespace(reader, namespace)
+    return said + (f": {answer['says']} ({answer['do']})" if answer else "")
 
 
 def exists(reader: Reader, kind: str, namespace: str, name: str) -> bool:

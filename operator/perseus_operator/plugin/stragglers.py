@@ -50,8 +50,8 @@ def clear_straggler(kube: KubeReader, namespace: str, options: Any, _: object) -
             messages[:] = [f"no pipeline of {namespace}/{options.job} is declared slow any more"]
             return ""  # also if the present annotation is invalid
         straggler_id = _straggler_id(job, options)
-        known = any(entry.id == straggler_id for entry in parse_annotation(before))
-        outcome = "is back to normal" if known else "was not declared slow"
+        declared = any(entry.id == straggler_id for entry in parse_annotation(before))
+        outcome = "is back to normal" if declared else "was not declared slow"
         messages[:] = [f"{_named(options)} of {namespace}/{options.job} {outcome}"]
         return declare(before, Declaration(straggler_id, 0.0, 1.0))
 
