@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from perseus_core.instruction import InstructionKind
-from perseus_core.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
+from perseus_core.units import mean_power_w, mj_from_j, us_from_s
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
 from perseus_operator.families.training.features.bound.guard import TOLERANCE
 from perseus_operator.families.training.features.power.plans import replicas_of
-from perseus_operator.objects.formatting import megahertz, milliseconds, percent, seconds
+from perseus_operator.objects.formatting import exact_percent, megahertz, milliseconds, percent, seconds
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.job import PlannedJob
 from perseus_solver.comparison.baselines import all_maximum
@@ -46,7 +46,7 @@ def frontier_document(job: PlannedJob) -> Json:
                 **figures,
                 "slowdown": percent(point.iteration_time_s / frontier.t_min_s - 1),
                 **({} if highest is None else {"saved": _saved(figures, highest)}),
-                "gapPartsPerMillion": ppm_from_ratio(max(0.0, point.gap)),
+                "gap": exact_percent(max(0.0, point.gap)),
                 "clockChanges": point.clock_changes,
                 **({} if frontier.rehearsed is None else {"grain": frontier.rehearsed.grains[index].label}),
             }
@@ -156,7 +156,7 @@ def explanation(job: PlannedJob) -> Json:
         "why": [{"what": what, "says": says} for what, says in _why(job, slowdowns) if says],
         "figures": {name: figures for name, figures in rows.items() if figures is not None},
         "saves": saves,
-        **({} if point is None else {"gapPartsPerMillion": ppm_from_ratio(max(0.0, float(frontier.gap[point])))}),
+        **({} if point is None else {"gap": exact_percent(max(0.0, float(frontier.gap[point])))}),
         **({"note": job.simulator} if isinstance(job.simulator, str) else {}),
     }
 
@@ -176,15 +176,15 @@ def _why(job: PlannedJob, slowdowns: Mapping[int, float]) -> list[tuple[str, str
 
 
 def _hardware(job: PlannedJob) -> str:
-    found = job.status.get("hardware")
-    if found is None:
+    hardware = job.status.get("hardware")
+    if hardware is None:
         return ""
-    median_us, worst_us = found["switchLatencyMedianMicroseconds"], found["switchLatencyP99Microseconds"]
-    lead_us = found.get("medianLeadMicroseconds")
+    median_us, worst_us = hardware["switchLatencyMedianMicroseconds"], hardware["switchLatencyP99Microseconds"]
+    lead_us = hardware.get("medianLeadMicroseconds")
     lead = "" if lead_us is None else f", {milliseconds(lead_us)} before the GPU in the median"
     return (
-        f"{found['gpu']}; clock changes take {milliseconds(median_us)} (99 %: {milliseconds(worst_us)},"
-        f" {found['source']}){_by_clock(found.get('clocks') or ())}; marks: {found['marks'].lower()}{lead}"
+        f"{hardware['gpu']}; clock changes take {milliseconds(median_us)} (99 %: {milliseconds(worst_us)},"
+        f" {hardware['source']}){_by_clock(hardware.get('clocks') or ())}; marks: {hardware['marks'].lower()}{lead}"
     )
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from perseus_core.units import j_from_mj, ratio_from_ppm, s_from_us
+from perseus_core.units import j_from_mj, ratio_from_share, s_from_us
 from perseus_operator.objects.formatting import counted, joules, seconds, small_percent
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.plot import Mark, draw
@@ -69,7 +69,7 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
             joules(point["energyMillijoules"]),
             *([point["saved"]] if saves else []),
             f"{point['powerWatts']} W",
-            small_percent(ratio_from_ppm(point["gapPartsPerMillion"])),
+            small_percent(ratio_from_share(point["gap"])),
             str(point["clockChanges"]),
             *([point["grain"].lower()] if grains else []),
         ]
@@ -128,8 +128,8 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
     if saves:
         rows = [[name, _sure(s, "energy"), _sure(s, "slowdown"), s["against"]] for name, s in saves.items()]
         lines += ["", *table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
-    if "gapPartsPerMillion" in document:
-        gap = small_percent(ratio_from_ppm(document["gapPartsPerMillion"]))
+    if "gap" in document:
+        gap = small_percent(ratio_from_share(document["gap"]))
         lines += ["", f"No plan of the same speed can save more than another {gap} (certified)."]
     return "\n".join([*lines, *_note(document, terminal)])
 
@@ -185,7 +185,7 @@ def listing_text(document: Json, where: str) -> str:
 
 def class_notes(document: Json) -> list[str]:
     """Format what is to be said of namespaces that ask for an EnergyClass."""
-    return [line for found in document["classes"] for line in (found["says"], f"    do: {found['do']}")]
+    return [line for entry in document["classes"] for line in (entry["says"], f"    do: {entry['do']}")]
 
 
 def _predicted(job: Json) -> str:

@@ -19,6 +19,7 @@ from tests.doubles.plugin_job import (
 from tests.doubles.stored_objects import stored_object
 
 from perseus_core import keys
+from perseus_core.units import ratio_from_share
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
@@ -40,6 +41,7 @@ def test_the_frontier_is_that_of_the_whole_job_against_every_clock_at_maximum(st
     for point, solved in zip(points, job.frontier, strict=True):
         assert point["energyMillijoules"] == round(1000 * PIPELINES * TENSOR * solved.energy_j)
         assert point["powerWatts"] == round(PIPELINES * TENSOR * solved.energy_j / solved.iteration_time_s)
+        assert ratio_from_share(point["gap"]) == pytest.approx(max(0.0, solved.gap), abs=1e-6)
         assert float(point["saved"].rstrip("%")) == pytest.approx(
             100 * (1 - point["energyMillijoules"] / highest["energyMillijoules"]), abs=0.01
         )
