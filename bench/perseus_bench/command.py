@@ -26,7 +26,7 @@ from perseus_bench.bench import Bench
 from perseus_bench.kit import accept
 from perseus_bench.markdown import render
 from perseus_bench.options import AcceptOptions, parse_options
-from perseus_bench.report import AcceptanceReport, hardware_json, report_json
+from perseus_bench.report import AcceptanceReport, report_json
 from perseus_bench.restoration import AgentProcesses
 from perseus_bench.workload import WorkloadFailed
 from perseus_bench.workload_choice import open_workload
@@ -158,11 +158,10 @@ def _check_free(device: Device) -> None:
 
 
 def _write(options: AcceptOptions, report: AcceptanceReport) -> None:
-    hardware = hardware_json(report)
     texts = {
         options.json: json.dumps(report_json(report), indent=1, ensure_ascii=False) + "\n",
         options.markdown: render(report),
-        options.hardware: json.dumps(hardware, indent=1) + "\n" if hardware else "",
+        options.hardware: _hardware_text(report) if options.hardware else "",
     }
     for place, text in texts.items():
         if place == "-":
@@ -173,6 +172,15 @@ def _write(options: AcceptOptions, report: AcceptanceReport) -> None:
             except OSError as error:
                 _say(f"cannot write {place}: {error.strerror}; the report follows on stdout")
                 print(text, end="")  # noqa: T201
+
+
+def _hardware_text(report: AcceptanceReport) -> str:
+    try:
+        hardware = report.hardware()
+    except ValueError as error:  # changes that took more than a minute, for one
+        _say(f"--hardware: not written: {error}")
+        return ""
+    return hardware.to_json() + "\n" if hardware else ""
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
+from perseus_core.hardware import Hardware
 from perseus_core.latency import SwitchLatency, by_clock
+from perseus_core.marks import MarkSource
 
 SCHEMA: Final = "perseus.energy/acceptance/v1"
 
@@ -200,6 +202,27 @@ class AcceptanceReport:
             {mhz: (sum(d.count for d in trials), median(d.p50_s for d in trials)) for mhz, trials in seen.items()},
         )
 
+    def hardware(self) -> Hardware | None:
+        """What ``perseus plan --hardware`` reads; None: no latency was measured.
+
+        Who marks instructions is a property of the training program, not of the GPU: marks are what the project's
+        client makes on CUDA. Launches and kernels are left to the planner's defaults. GPUs that were seen to wait for
+        each other are taken for one stage's, which is the worst case.
+
+        Raises:
+            ValueError: what was measured is beyond what plans can be rehearsed with; the message names the field.
+        """
+        latency = self.latency()
+        if latency is None or self.calls is None:
+            return None
+        return Hardware(
+            model=self.gpu_model,
+            latency=latency,
+            marks=MarkSource.GPU,
+            gpus_per_lock=1 + self.calls.other_gpus if self.calls.shared_lock else 1,
+            clocks=dict(sorted(self.latency_by_clock().items())),
+        )
+
 
 def report_json(report: AcceptanceReport) -> dict[str, Any]:
     """The report as JSON values."""
@@ -219,29 +242,3 @@ def report_json(report: AcceptanceReport) -> dict[str, Any]:
         if not body[private]:
             del body[private]
     return {"schema": SCHEMA, **body}
-
-
-def hardware_json(report: AcceptanceReport) -> dict[str, Any] | None:
-    """What ``perseus plan --hardware`` reads; None: no latency was measured.
-
-    Who marks instructions is a property of the training program, not of the GPU: ``marks`` is what the project's client
-    makes on CUDA. Launches and kernels are left to the planner's defaults. GPUs that were seen to wait for each other
-    are taken for one stage's, which is the worst case.
-    """
-    latency = report.latency()
-    if latency is None or report.calls is None:
-        return None
-    return {
-        "model": report.gpu_model,
-        "switch_latency_s": {
-            **_quantiles(latency),
-            "clocks": {str(mhz): _quantiles(of_clock) for mhz, of_clock in sorted(report.latency_by_clock().items())},
-        },
-        "call_s": latency.call_s,
-        "marks": "gpu",
-        "gpus_per_lock": 1 + report.calls.other_gpus if report.calls.shared_lock else 1,
-    }
-
-
-def _quantiles(latency: SwitchLatency) -> dict[str, float]:
-    return {"p50": latency.p50_s, "p99": latency.p99_s}

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,11 +16,12 @@ from tests.doubles.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime
 
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import DeviceBusy, DeviceError, DeviceLost
-from perseus_bench import kit
+from perseus_bench import command, kit
 from perseus_bench.bench import Bench
 from perseus_bench.kit import accept
 from perseus_bench.markdown import render
-from perseus_bench.report import AcceptanceReport, hardware_json, report_json
+from perseus_bench.options import parse_options
+from perseus_bench.report import AcceptanceReport, Durations, report_json
 from perseus_bench.restoration import RestorationFailed
 from perseus_bench.workload import WorkItem
 from perseus_core.hardware import Hardware
@@ -244,7 +244,9 @@ def test_a_workload_that_makes_its_times_up_gets_its_clocks_returned_and_a_repor
     assert run.gpu.locked_mhz == 0
     assert run.journal.locked == frozenset()
     render(report)
-    json.dumps([report_json(report), hardware_json(report)], allow_nan=False)
+    json.dumps(report_json(report), allow_nan=False)
+    with contextlib.suppress(ValueError):  # times that no plan can be rehearsed with
+        report.hardware()
 
 
 def test_a_gpu_that_cannot_be_reset_stays_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,24 +316,33 @@ def test_the_report_says_everything_it_has(report: AcceptanceReport) -> None:
 
 
 def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: AcceptanceReport) -> None:
-    hardware, latency = hardware_json(report), report.latency()
+    hardware, latency = report.hardware(), report.latency()
     assert hardware is not None
     assert latency is not None
-    clocks = {int(mhz): of_clock["p50"] for mhz, of_clock in hardware["switch_latency_s"]["clocks"].items()}
-    assert hardware["switch_latency_s"] == {"p50": latency.p50_s, "p99": latency.p99_s, "clocks": ANY}
-    assert hardware["call_s"] == latency.call_s
-    read = Hardware.from_json(json.dumps(hardware))
-    assert (read.latency.p50_s, read.latency.p99_s, read.gpus_per_lock) == (latency.p50_s, latency.p99_s, 1)
-    assert {mhz: of_clock.p50_s for mhz, of_clock in read.clocks.items()} == clocks
+    assert hardware == Hardware(model=report.gpu_model, latency=latency, clocks=hardware.clocks)
     assert report.switches is not None
     changes = Counter[int]()
     for one in report.switches.transitions:
         changes[one.to_mhz] += one.reported.count
-    assert clocks.keys() == {mhz for mhz, count in changes.items() if count >= ENOUGH_OF_CLOCK} != set()
+    assert hardware.clocks.keys() == {mhz for mhz, count in changes.items() if count >= ENOUGH_OF_CLOCK} != set()
+    read = Hardware.from_json(hardware.to_json())
+    assert read.to_json() == hardware.to_json(), "as perseus plan --hardware reads it"
     assert report.calls is not None
-    shared = replace(report, calls=replace(report.calls, other_gpus=3, shared_lock=True))
-    assert Hardware.from_json(json.dumps(hardware_json(shared))).gpus_per_lock == 4
-    assert hardware_json(replace(report, switches=None)) is None
+    shared = replace(report, calls=replace(report.calls, other_gpus=3, shared_lock=True)).hardware()
+    assert shared is not None
+    assert shared.gpus_per_lock == 4
+    assert replace(report, switches=None).hardware() is None
+
+
+def test_a_report_without_a_latency_that_plans_can_have_is_written_all_the_same(
+    report: AcceptanceReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.switches is not None
+    slow = replace(report, switches=replace(report.switches, speed=Durations(9, 61.0, 61.0, 61.0)))
+    places = [text for name in ("json", "hardware") for text in (f"--{name}", str(tmp_path / name))]
+    command._write(parse_options(places, {}), slow)
+    assert "--hardware: not written: hardware: switch_latency_s.p50 must be between 0 and 60" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["json"]
 
 
 def test_a_failed_trial_is_noted_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
