@@ -182,7 +182,7 @@ class EnginePool:
         for action in decision.actions:
             self._act(action)
         for number, node in enumerate(self.nodes):
-            for engine in list(node.engines.found.values()):
+            for engine in list(node.engines.by_process.values()):
                 self.family.window_reported(node, self.window(number, node, engine))
         self.second += 1
 

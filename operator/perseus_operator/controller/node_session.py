@@ -239,7 +239,7 @@ class NodeSession:
         for rank in ranks:
             self._family().rank_joined(node, rank)
         engines = {engine.process: engine for engine in info.engines if engine.pod_uid in uids}
-        for lost in [engine for process, engine in node.engines.found.items() if process not in engines]:
+        for lost in [engine for process, engine in node.engines.by_process.items() if process not in engines]:
             self._family().engine_left(node, lost)
         for engine in engines.values():
             self._family().engine_joined(node, engine)

@@ -103,8 +103,7 @@ class EngineWindow:
 class NodeEngines:
     """The engines of one job on one node, and the orders for them. None as orders: all run at their default clocks."""
 
-    found: dict[tuple[str, int], Engine] = field(default_factory=dict)
-    """By process."""
+    by_process: dict[tuple[str, int], Engine] = field(default_factory=dict)
     ordered: EngineOrders | None = None
     """What the agent holds, where that is known."""
     orders_id: str = ""
@@ -115,16 +114,16 @@ class NodeEngines:
 
     def joined(self, engine: Engine) -> None:
         """An engine has connected, or is seen again."""
-        if engine.process in self.found or len(self.found) < MOST_ENGINES:
-            self.found[engine.process] = engine
+        if engine.process in self.by_process or len(self.by_process) < MOST_ENGINES:
+            self.by_process[engine.process] = engine
 
     def left(self, engine: Engine) -> None:
         """An engine has gone."""
-        self.found.pop(engine.process, None)
+        self.by_process.pop(engine.process, None)
 
     def pods_observed(self, uids: Collection[str]) -> None:
         """The node runs pods of these UIDs now."""
-        self.found = {process: engine for process, engine in self.found.items() if engine.pod_uid in uids}
+        self.by_process = {process: engine for process, engine in self.by_process.items() if engine.pod_uid in uids}
 
     def accepted(self, orders: EngineOrders | None, orders_id: str) -> None:
         """The agent holds these orders now, and calls them so."""

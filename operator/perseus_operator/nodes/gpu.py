@@ -70,7 +70,7 @@ def latency_from_json(text: str) -> StoredLatency | None:
             shared_lock=bool(raw["sharedLock"]),
             transitions=tuple(Transition(*map(int, one)) for one in raw["transitions"]),
         )
-        found = StoredLatency(str(raw["model"]), str(raw["driver"]), latency)
+        read = StoredLatency(str(raw["model"]), str(raw["driver"]), latency)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return found if latency.is_possible else None
+    return read if latency.is_possible else None

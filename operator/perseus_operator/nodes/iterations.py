@@ -34,28 +34,6 @@ _UNPLANNED = 1000
 
 
 @dataclass(frozen=True)
-class _PipelineIteration:
-    span_us: int
-    iteration_time_us: int
-    energy_mj: int | None
-    point: int | None
-    mixed: bool
-    stages_us: tuple[Sequence[int], ...]
-    evidence: Evidence | None
-    own_time: bool
-
-
-@dataclass
-class _OpenIteration:
-    """One that lacks reports: those of incomplete pipelines (dp) by stage and tensor-parallel rank, and what the
-    complete ones did.
-    """
-
-    reports: dict[int, dict[tuple[int, int], IterationReport]] = field(default_factory=dict)
-    complete: dict[int, _PipelineIteration] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class FirstPipeline:
     """Span and energy of the first pipeline divided by the median of the others'; of the only one, its own figures."""
 
@@ -66,7 +44,7 @@ class FirstPipeline:
 
 @dataclass(frozen=True)
 class JobIteration:
-    """One iteration of all pipelines, by data-parallel rank; a point of None means default clocks."""
+    """One iteration of all pipelines, or of one, by data-parallel rank; a point of None means default clocks."""
 
     iteration: int
     spans_us: Mapping[int, int]
@@ -96,6 +74,16 @@ class JobIteration:
     def unplanned(self) -> bool:
         """Whether no rank followed a plan."""
         return not self.mixed and all(point is None for point in self.points.values())
+
+
+@dataclass
+class _OpenIteration:
+    """One that lacks reports: those of incomplete pipelines (dp) by stage and tensor-parallel rank, and what the
+    complete ones did.
+    """
+
+    reports: dict[int, dict[tuple[int, int], IterationReport]] = field(default_factory=dict)
+    complete: dict[int, JobIteration] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,7 +137,7 @@ class History:
             return None
         del iteration.reports[report.dp]
         self._last[report.dp] = report.iteration
-        iteration.complete[report.dp] = _combine({id(own): own for own in ranks.values()}.values())
+        iteration.complete[report.dp] = _combine({id(each): each for each in ranks.values()}.values())
         if len(iteration.complete) < self.pipelines:
             return None
         self._open.pop(report.iteration, None)
@@ -178,19 +166,18 @@ class History:
         ran = [i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since]
         return summarise(ran[-WINDOW:])
 
-    def _finish(self, iteration: int, parts: Mapping[int, _PipelineIteration]) -> JobIteration:
-        points: Mapping[int, int | None] = {dp: part.point for dp, part in parts.items()}
+    def _finish(self, iteration: int, parts: Mapping[int, JobIteration]) -> JobIteration:
+        points = _merged(part.points for part in parts.values())
         if self.recent and self.recent[-1].points == points:  # a thousand iterations of as many pipelines share them
             points = self.recent[-1].points
-        energies = [part.energy_mj for part in parts.values()]
         job = JobIteration(
             iteration=iteration,
-            spans_us={dp: part.span_us for dp, part in parts.items()},
-            time_us=max(part.iteration_time_us for part in parts.values()),
-            energy_mj=None if None in energies else sum(e for e in energies if e is not None),
+            spans_us=_merged(part.spans_us for part in parts.values()),
+            time_us=max(part.time_us for part in parts.values()),
+            energy_mj=_total(part.energy_mj for part in parts.values()),
             points=points,
             mixed=any(part.mixed for part in parts.values()),
-            stages_us={dp: part.stages_us for dp, part in parts.items() if part.stages_us},
+            stages_us=_merged(part.stages_us for part in parts.values()),
             evidence=combine(part.evidence for part in parts.values()),
             own_time=all(part.own_time for part in parts.values()),
             first=_first(parts),
@@ -224,40 +211,52 @@ def summarise(iterations: list[JobIteration]) -> Measured | None:
     )
 
 
-def _combine(reports: Iterable[IterationReport]) -> _PipelineIteration:
+def _combine(reports: Iterable[IterationReport]) -> JobIteration:
+    """The iteration of one pipeline from the reports of all of its ranks."""
     ranks = list(reports)
-    energies = [rank.energy_mj for rank in ranks]
-    evidence = combine(rank.evidence for rank in ranks)
-    return _PipelineIteration(
-        span_us=max(rank.compute_span_us for rank in ranks),
-        iteration_time_us=max(rank.iteration_time_us for rank in ranks),
-        energy_mj=None if None in energies else sum(e for e in energies if e is not None),
-        point=ranks[0].point,
+    dp, stages_us = ranks[0].dp, _stages(ranks)
+    return JobIteration(
+        iteration=ranks[0].iteration,
+        spans_us={dp: max(rank.compute_span_us for rank in ranks)},
+        time_us=max(rank.iteration_time_us for rank in ranks),
+        energy_mj=_total(rank.energy_mj for rank in ranks),
+        points={dp: ranks[0].point},
         # Each rank by itself: of all together one may be held, and others, that only raise early, above the plan.
         mixed=len({rank.point for rank in ranks}) > 1
         or any(rank.evidence is not None and rank.evidence.is_transition for rank in ranks),
-        stages_us=_stages(ranks),
-        evidence=evidence,
+        stages_us={dp: stages_us} if stages_us else {},
+        evidence=combine(rank.evidence for rank in ranks),
         own_time=all(rank.own_time for rank in ranks),
     )
 
 
-def _first(parts: Mapping[int, _PipelineIteration]) -> FirstPipeline:
-    first = parts[min(parts)]
-    others = [part for part in parts.values() if part is not first]
+def _merged(parts: Iterable[Mapping[int, T]]) -> Mapping[int, T]:
+    return {dp: value for part in parts for dp, value in part.items()}
+
+
+def _total(energies_mj: Iterable[int | None]) -> int | None:
+    """The sum; None if one of them is not known."""
+    energies = list(energies_mj)
+    return None if None in energies else sum(energy for energy in energies if energy is not None)
+
+
+def _first(parts: Mapping[int, JobIteration]) -> FirstPipeline:
+    number = min(parts)
+    first = parts[number]
+    others = {dp: part for dp, part in parts.items() if dp != number}
     if not others:
-        return FirstPipeline(first.iteration_time_us, first.energy_mj)
-    known = [part.energy_mj for part in others if part.energy_mj]
-    energy = first.energy_mj / median(known) if first.energy_mj and len(known) == len(others) else None
-    return FirstPipeline(first.span_us / median(part.span_us for part in others), energy)
+        return FirstPipeline(first.time_us, first.energy_mj)
+    energies_mj = [part.energy_mj for part in others.values() if part.energy_mj]
+    energy = first.energy_mj / median(energies_mj) if first.energy_mj and len(energies_mj) == len(others) else None
+    return FirstPipeline(first.spans_us[number] / median(part.spans_us[dp] for dp, part in others.items()), energy)
 
 
 def _stages(reports: Iterable[IterationReport]) -> tuple[Sequence[int], ...]:
     """Durations by stage, the longest of its tensor-parallel ranks; empty unless all ranks reported all of them."""
     stages: dict[int, Sequence[int]] = {}
     for report in reports:
-        own, before = report.durations_us, stages.get(report.stage)
-        if not own or min(own) <= 0 or (before is not None and len(before) != len(own)):
+        durations_us, before = report.durations_us, stages.get(report.stage)
+        if not durations_us or min(durations_us) <= 0 or (before is not None and len(before) != len(durations_us)):
             return ()
-        stages[report.stage] = own if before is None else array("I", map(max, before, own))
+        stages[report.stage] = durations_us if before is None else array("I", map(max, before, durations_us))
     return tuple(stages[stage] for stage in sorted(stages))

@@ -34,10 +34,10 @@ def measured_latency(model: str, latencies: list[ClockLatency]) -> ClockLatency 
     """What GPUs of a model measured; None: still too few. Until the tail is known, the published one counts as well:
     plans that trusted the longest of some dozen changes would be made again as soon as a longer one came.
     """
-    found = _together(latencies)
-    if found is None or found.changes >= ENOUGH_FOR_TAIL:
-        return found
-    return replace(found, p99_us=max(found.p99_us, published_latency(model).p99_us))
+    latency = _together(latencies)
+    if latency is None or latency.changes >= ENOUGH_FOR_TAIL:
+        return latency
+    return replace(latency, p99_us=max(latency.p99_us, published_latency(model).p99_us))
 
 
 def latency_by_clock(latency: ClockLatency, latencies: Iterable[ClockLatency]) -> dict[int, SwitchLatency]:
@@ -119,7 +119,7 @@ def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
     if changes < ENOUGH_CHANGES:
         return None
     ordered = sorted(pooled.values(), key=lambda one: -one.changes)[:64]
-    found = ClockLatency(
+    joint = ClockLatency(
         p50_us=round(median(one.p50_us for one in ordered)),
         p99_us=max(one.p99_us for one in ordered),
         call_us=_upper([latency.call_us for latency in latencies]),
@@ -127,7 +127,7 @@ def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
         shared_lock=any(latency.shared_lock for latency in latencies),
         transitions=tuple(ordered),
     )
-    return found if found.is_possible else None
+    return joint if joint.is_possible else None
 
 
 def _upper(figures: list[int]) -> int:

@@ -36,17 +36,19 @@ def named_gpus(slices: Iterable[Mapping[str, Any]], pods: Iterable[Pod]) -> tupl
         slices: of any driver, as the API server sends them.
         pods: that hold devices by claims.
     """
-    own = [each for each in slices if each["spec"].get("driver") == keys.DRA_DRIVER]
-    written = [entry.get("time") or "" for each in own for entry in each["metadata"].get("managedFields") or [_UNKNOWN]]
+    published = [each for each in slices if each["spec"].get("driver") == keys.DRA_DRIVER]
+    written = [
+        entry.get("time") or "" for each in published for entry in each["metadata"].get("managedFields") or [_UNKNOWN]
+    ]
     # Stamps of one form, which sort as they follow each other. In the same second it is not known which was first.
-    if not own or not all(written) or max(written) >= min((pod.created for pod in pods), default=""):
+    if not published or not all(written) or max(written) >= min((pod.created for pod in pods), default=""):
         return ()
     newest: dict[str, int] = {}
-    for each in own:
+    for each in published:
         pool = each["spec"]["pool"]
         newest[pool["name"]] = max(newest.get(pool["name"], 0), pool["generation"])
-    found = {}
-    for each in own:
+    uuids = {}
+    for each in published:
         pool = each["spec"]["pool"]
         if pool["generation"] < newest[pool["name"]]:
             continue  # left over: the driver has published another since
@@ -54,5 +56,5 @@ def named_gpus(slices: Iterable[Mapping[str, Any]], pods: Iterable[Pod]) -> tupl
             attributes = device.get("attributes") or {}
             values = {kind: (attributes.get(kind) or {}).get("string") for kind in ("type", "uuid")}
             if values["type"] == "gpu" and values["uuid"]:
-                found[pool["name"], device["name"]] = values["uuid"]
-    return tuple(NamedGpu(pool, device, uuid) for (pool, device), uuid in sorted(found.items())[:_MOST])
+                uuids[pool["name"], device["name"]] = values["uuid"]
+    return tuple(NamedGpu(pool, device, uuid) for (pool, device), uuid in sorted(uuids.items())[:_MOST])

@@ -131,7 +131,7 @@ class Node:
     def gpu_uuids(self) -> frozenset[str]:
         """GPUs of the job here: those of its ranks and engines, and those of a lease with a clock."""
         leased = {gpu.uuid for gpu in self.clock.gpus if gpu.uuid} if self.clock else set()
-        serving = {uuid for engine in self.engines.found.values() for uuid in engine.gpu_uuids}
+        serving = {uuid for engine in self.engines.by_process.values() for uuid in engine.gpu_uuids}
         return frozenset(rank.gpu_uuid for rank in self.ranks.values()) | leased | serving
 
     @property
@@ -288,20 +288,20 @@ class Node:
 
     def rank_joined(self, rank: Rank) -> bool:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""
-        known = self.ranks.get(rank.id)
-        if known is None and len(self.ranks) >= MOST_RANKS:
+        before = self.ranks.get(rank.id)
+        if before is None and len(self.ranks) >= MOST_RANKS:
             return False
         self.ranks[rank.id] = rank
         self._ranks_changed()
-        if known is not None and known.process == rank.process:
+        if before is not None and before.process == rank.process:
             return False
         self.declared_schedules.pop(rank.id, None)
         return True
 
     def rank_left(self, rank: Rank) -> None:
         """A process has gone; unless another one has taken its rank id already."""
-        known = self.ranks.get(rank.id)
-        if known is not None and known.process == rank.process:
+        current = self.ranks.get(rank.id)
+        if current is not None and current.process == rank.process:
             del self.ranks[rank.id]
             self._ranks_changed()
 
@@ -311,14 +311,14 @@ class Node:
 
     def iteration_reported(self, report: IterationReport) -> bool:
         """Ranks have finished an iteration, and begun the next one; False: they are not all known, nothing changes."""
-        known = self._reporting.get(report.rank_id)
-        if known is None or known[0] != report.together:
+        group = self._reporting.get(report.rank_id)
+        if group is None or group[0] != report.together:
             if not all(rank_id in self.ranks for rank_id in report.rank_ids):
                 return False
-            known = report.together, [self.ranks[rank_id] for rank_id in report.rank_ids]
-            self._reporting[report.rank_id] = known
+            group = report.together, [self.ranks[rank_id] for rank_id in report.rank_ids]
+            self._reporting[report.rank_id] = group
         begun = report.iteration + 1
-        for rank in known[1]:
+        for rank in group[1]:
             rank.iteration = max(rank.iteration, begun)
         if self._furthest is not None and self._furthest < begun:
             self._furthest = begun

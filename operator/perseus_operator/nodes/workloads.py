@@ -216,9 +216,9 @@ def _of_workload(pods: Iterable[Pod], kind: WorkloadKind | ServerKind, name: str
         return Selection((), excluded=_counted(excluded))
     # The count of restarts decides; of two owners the one whose pods were made last.
     latest = max(attempts, key=lambda attempt: (attempt[0], max(pod.created for pod in attempts[attempt]), attempt[1]))
-    excluded[_OLDER_ATTEMPT] = sum(len(made) for attempt, made in attempts.items() if attempt != latest)
-    known = bool(preset.restart_label or preset.owner_is_attempt)
-    return Selection(tuple(attempts[latest]), f"{latest[1]}/{latest[0]}" if known else "", _counted(excluded))
+    excluded[_OLDER_ATTEMPT] = sum(len(former) for attempt, former in attempts.items() if attempt != latest)
+    numbered = bool(preset.restart_label or preset.owner_is_attempt)
+    return Selection(tuple(attempts[latest]), f"{latest[1]}/{latest[0]}" if numbered else "", _counted(excluded))
 
 
 def _counted(excluded: Mapping[str, int]) -> dict[str, int]:

@@ -102,11 +102,11 @@ def test_engines_of_pods_that_have_gone_are_gone_and_their_number_is_bounded() -
     engines = NodeEngines()
     for pid in range(2 * MOST_ENGINES):
         engines.joined(replace(ENGINE, pid=pid))
-    assert len(engines.found) == MOST_ENGINES
+    assert len(engines.by_process) == MOST_ENGINES
     engines.left(replace(ENGINE, pid=0))
-    assert len(engines.found) == MOST_ENGINES - 1
+    assert len(engines.by_process) == MOST_ENGINES - 1
     engines.pods_observed({"pod-1"})
-    assert not engines.found
+    assert not engines.by_process
 
 
 def test_the_gpus_of_engines_are_the_jobs() -> None:

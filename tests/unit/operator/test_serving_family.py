@@ -190,7 +190,7 @@ def test_during_a_rollout_those_of_the_fewer_run_at_default_clocks(pool: EngineP
     old = [Pod(f"pod-{n}", "ns", f"r-{n}", f"node-{n}", "pool", {}) for n in range(2)]
     pool.pods(*old, Pod("new", "ns", "new", "node-2", "pool", {}))
     for each in pool.nodes[:2]:  # the old ones are what they were
-        for engine in list(each.engines.found.values()):
+        for engine in list(each.engines.by_process.values()):
             each.engines.joined(replace(engine, version="0.11.0"))
     pool.run(3)
     assert pool.clocks == [FOLLOW_TABLE, FOLLOW_TABLE, 0]

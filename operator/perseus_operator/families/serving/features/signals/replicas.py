@@ -94,7 +94,7 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
     replicas: list[Replica] = []
     silent, unknown = dict[str, str](), dict[str, str]()
     for node in nodes.values():
-        engines = {engine.pod_uid: engine for engine in reversed(node.engines.found.values())}
+        engines = {engine.pod_uid: engine for engine in reversed(node.engines.by_process.values())}
         for pod in node.pods:
             engine = engines.get(pod.uid)
             if engine is None or any(uuid not in node.gpus for uuid in engine.gpu_uuids):
