@@ -4,6 +4,7 @@ In the order in which a process uses it:
 
     command_line    its arguments are parsed: an error is one line that says what was probably meant
     settings        one frozen dataclass, from which flags, environment variables and ``--help`` are made
+    files           what its users' files hold is read within a limit
     logs            JSON, one object a line
     addresses       where it listens
     direct          what it reaches without the environment's proxy

@@ -15,6 +15,7 @@ from typing import Final
 
 from perseus_operator.errors import UnusableArgument
 from perseus_operator.report.statement import FACTORS, HOUR_S, Factor, Member, Period, instant
+from perseus_runtime.files import UnusableFile, read_file
 
 OPTIONS: Final = {
     "server": "--server",
@@ -76,15 +77,12 @@ def file_values(name: str, path: Path) -> HourlyValues:
     """
     option = OPTIONS[name]
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_file(path, _MAX_BYTES)
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise UnusableArgument(f"{option}: {path} cannot be read: {error.strerror}") from error
+    except UnusableFile as error:
+        raise UnusableArgument(f"{option}: {error}") from error
     except UnicodeDecodeError as error:
         raise UnusableArgument(f"{option}: {path} is no UTF-8 text") from error
-    if len(content) > _MAX_BYTES:
-        raise UnusableArgument(f"{option}: {path} is larger than {_MAX_BYTES >> 20} MiB")
     lines = csv.DictReader(io.StringIO(text), strict=True)
     values: dict[int, float] = {}
     sources = []

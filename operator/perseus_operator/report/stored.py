@@ -30,6 +30,7 @@ from perseus_operator.report.statement import (
     Statement,
     instant,
 )
+from perseus_runtime.files import UnusableFile, read_file
 
 KIND: Final = "EnergyStatement"
 VERSION: Final = "report.perseus.energy/v1alpha1"
@@ -86,14 +87,9 @@ def read(path: Path) -> tuple[Statement, str]:
         UnusableArgument: it cannot be read, is no such file, or was changed since it was written.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UnusableArgument(f"--from: {path} cannot be read: {error.strerror}") from error
-    if len(content) > _MAX_BYTES:
-        raise UnusableArgument(f"--from: {path} is larger than {_MAX_BYTES >> 20} MiB")
-    try:
-        stored = json.loads(content, parse_constant=_refuse)
+        stored = json.loads(read_file(path, _MAX_BYTES), parse_constant=_refuse)
+    except UnusableFile as error:
+        raise UnusableArgument(f"--from: {error}") from error
     except (ValueError, RecursionError):
         raise UnusableArgument(f"--from: {path} is no JSON") from None
     if not isinstance(stored, dict) or (stored.get("apiVersion"), stored.get("kind")) != (VERSION, KIND):

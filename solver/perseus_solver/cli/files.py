@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from perseus_runtime import files
 from perseus_solver.errors import SolverError
 
 STDOUT = "-"
@@ -101,13 +102,9 @@ def read_file(what: str, path: Path, most_bytes: int, error: type[SolverError]) 
         SolverError: of the type given; the file cannot be read or is too large.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
-    except OSError as cause:
-        raise error(f"{what} {path} cannot be read: {cause.strerror or cause}") from cause
-    if len(data) > most_bytes:
-        raise error(f"{what} {path} is too large: at most {most_bytes:,} bytes")
-    return data
+        return files.read_file(path, most_bytes)
+    except files.UnusableFile as cause:
+        raise error(f"{what} {cause}") from cause
 
 
 def _pour(file: BinaryIO, chunks: Iterable[bytes]) -> None:
