@@ -96,11 +96,7 @@ def _task(chosen: Any, name: str, does: str) -> argparse.ArgumentParser:
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
-    from perseus_sim.serving.machine import GPUS, MODELS
-
-    group = parser.add_argument_group("the replicas")
-    group.add_argument("--gpu", required=True, choices=GPUS, help="of each replica")
-    group.add_argument("--model", required=True, choices=MODELS, help="that they serve, in bfloat16")
+    group = serve_plan.replica_options(parser)
     group.add_argument(
         "--gpus-per-replica", required=True, choices=_PARALLEL, metavar="N", help="1, 2, 4 or 8, tensor parallel"
     )

@@ -29,8 +29,6 @@ _MOST_SERVED: Final = 20_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that no other task of `perseus serve` has."""
-    from perseus_sim.serving.machine import GPUS, MODELS
-
     parser.add_argument(
         "--load",
         type=Path,
@@ -39,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a row for each hour and class: hour,class,requests_per_s,prompt_tokens,output_tokens, and per_kwh (a "
         "price, or kg of CO2) if that is to be least instead of energy",
     )
-    group = parser.add_argument_group("the replicas")
-    group.add_argument("--gpu", required=True, choices=GPUS, help="of each replica")
-    group.add_argument("--model", required=True, choices=MODELS, help="that they serve, in bfloat16")
+    group = replica_options(parser)
     group.add_argument(
         "--parallel",
         type=_parallel,
@@ -75,6 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="per cent more than the hour's mean load that must be carried: what a forecast misses, and the heaviest "
         "minute; default: %(default)g",
     )
+
+
+def replica_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options of every task that say what a replica is; a task adds its own to the group."""
+    from perseus_sim.serving.machine import GPUS, MODELS
+
+    group = parser.add_argument_group("the replicas")
+    group.add_argument("--gpu", required=True, choices=GPUS, help="of each replica")
+    group.add_argument("--model", required=True, choices=MODELS, help="that they serve, in bfloat16")
+    return group
 
 
 def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[str, Any], list[str]]:
