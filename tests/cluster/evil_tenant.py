@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from installation import TRAINER_IMAGE
 from kubernetes import client
 from kubernetes.config import new_client_from_config
+from training_job import TRAINER_IMAGE
 
 from perseus_core import keys
 from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from installation import FAST_CLOCK, PROGRAMS, find
+from installation import PROGRAMS, find
+from training_job import FAST_CLOCK
 
 from local_cluster.cluster import Cluster
 from local_cluster.machine import CONTROL_PLANE, Machine

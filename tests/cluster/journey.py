@@ -20,9 +20,10 @@ from statistics import linear_regression
 from typing import Any
 
 import yaml
-from installation import CHART, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, AgentExit
+from installation import CHART, PATIENCE_S, SYSTEM, UNTIL_GONE, AgentExit
 from kubernetes import client
 from outside_gpu import GPUS
+from training_job import TRAINER_IMAGE
 
 from local_cluster.cluster import Cluster
 from perseus_core import keys

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from controllers import CLAIMED, install_for_workloads, job_set, queued
-from installation import PATIENCE_S, TRAINER_IMAGE
+from installation import PATIENCE_S
 from journey import AGENTS, CONFINED, RESTRICTED, TRAINING, Journey, Training
+from training_job import TRAINER_IMAGE
 
 from perseus_core import keys
 from perseus_sim.gpus.dynamic_resources import DRIVER, SLICES

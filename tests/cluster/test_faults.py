@@ -33,20 +33,10 @@ from faults import (
     signal_role,
     start_all,
 )
-from installation import (
-    GPUS,
-    LEASE_TTL_S,
-    PATIENCE_S,
-    PROGRAMS,
-    SYSTEM,
-    TRAINING,
-    AgentExit,
-    Installation,
-    Job,
-    Watch,
-    find,
-)
+from installation import LEASE_TTL_S, PATIENCE_S, PROGRAMS, SYSTEM, AgentExit, Installation, Watch, find
+from outside_gpu import GPUS
 from replicas import Replicas
+from training_job import TRAINING, Job
 
 from local_cluster.machine import running
 from perseus_core import keys

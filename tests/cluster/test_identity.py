@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from faults import signal_role
-from installation import PATIENCE_S, SYSTEM, TRAINER_IMAGE, TRAINING, Installation, Job, Watch, find, group_of
+from installation import PATIENCE_S, SYSTEM, Installation, Watch, find, group_of
+from training_job import TRAINER_IMAGE, TRAINING, Job
 
 from local_cluster.machine import Machine
 from perseus_core import keys

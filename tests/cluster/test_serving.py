@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from faults import kill_part, start_all
-from installation import GPUS, PATIENCE_S, TRAINER_IMAGE
+from installation import PATIENCE_S
 from journey import AGENTS, CONFINED, TRAINING, Journey
+from outside_gpu import GPUS
+from training_job import TRAINER_IMAGE
 
 from perseus_core import keys
 from perseus_sim.gpus.shim_gpu import describe

@@ -10,9 +10,10 @@ import signal
 from typing import Any
 
 import pytest
-from installation import PATIENCE_S, TRAINER_IMAGE
+from installation import PATIENCE_S
 from journey import A100, AGENTS, CONFINED, PHYSICS, RESTRICTED, TRAINING, Journey, Training
 from kubernetes import client
+from training_job import TRAINER_IMAGE
 
 from perseus_core import keys
 from perseus_sim.profiles import profile_csv
