@@ -112,16 +112,16 @@ def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
     If not even the plans of least power fit, every job gets what its own such plan needs: together more than the
     budget.
     """
-    known = sorted(claims, key=lambda claim: claim.job)
-    shares = {claim.job: claim.least_w for claim in known}
+    ordered = sorted(claims, key=lambda claim: claim.job)
+    shares = {claim.job: claim.least_w for claim in ordered}
     left_w = budget_w - math.fsum(shares.values())
     if left_w < -ROUNDING_W:
         return Allocation(shares, feasible=False)
     price = 0.0
-    for priority in sorted({claim.priority for claim in known}, reverse=True):
+    for priority in sorted({claim.priority for claim in ordered}, reverse=True):
         steps = [
             (-_slope(low, high), claim.job, high[0] - low[0])
-            for claim in known
+            for claim in ordered
             if claim.priority == priority
             for hull in [claim.hull()]
             for low, high in pairwise(hull)

@@ -90,21 +90,21 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
         members: selected jobs that draw power.
         before: the previous decision.
     """
-    known = tuple(sorted((_granted(member, spec) for member in members), key=lambda member: member.job))
-    claims = [member.claim for member in known if member.claim is not None]
+    granted = tuple(sorted((_granted(member, spec) for member in members), key=lambda member: member.job))
+    claims = [member.claim for member in granted if member.claim is not None]
     kept_w = {
         member.job: min(before.allocation.shares_w[member.job], member.held_w)
-        for member in known
+        for member in granted
         if member.claim is None and member.drawn_w is None and member.job in before.allocation.shares_w
     }
-    reserved_w = math.fsum(member.drawn_w for member in known if member.drawn_w is not None)
+    reserved_w = math.fsum(member.drawn_w for member in granted if member.drawn_w is not None)
     left_w = spec.watts - reserved_w - math.fsum(kept_w.values())
     fresh = allocate(left_w, claims)
     subject = tuple(sorted((claim.job, claim.priority, claim.subject) for claim in claims))
     if subject == before.subject and before.allocation.feasible:
         fresh = steady(before.allocation.shares_w, fresh, claims, left_w)
     shares_w = {**fresh.shares_w, **kept_w}
-    return BudgetDecision(subject, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
+    return BudgetDecision(subject, Allocation(shares_w, fresh.feasible, fresh.price), granted, reserved_w)
 
 
 def lower_first(decision: BudgetDecision, before: BudgetDecision) -> BudgetDecision:
@@ -187,8 +187,8 @@ def decision_from_status(written: Mapping[str, Any]) -> BudgetDecision:
     """The shares that another replica, or an operator before this one, has granted, as the status has them."""
     shares_w = {}
     for share in stored_items(written.get("shares")):
-        if (known := parse_stored(JobShare, share)) is not None:
-            shares_w[f"{known.namespace}/{known.name}"] = float(known.watts)
+        if (stored := parse_stored(JobShare, share)) is not None:
+            shares_w[f"{stored.namespace}/{stored.name}"] = float(stored.watts)
     conditions = stored_items(written.get("conditions"))
     too_small = any(each.get("reason") == BudgetReason.TOO_SMALL for each in conditions)
     return BudgetDecision(allocation=Allocation(shares_w, not too_small))

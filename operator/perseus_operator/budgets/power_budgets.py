@@ -143,15 +143,15 @@ class PowerBudgets(ClusterObjects[_Budget]):
     async def _send(self, name: str, uid: str, status: Json) -> str:
         return await self._kube.write_budget_status(name, uid, status)
 
-    def _observed(self, known: _Budget, status: Mapping[str, Any], *, new: bool) -> None:
+    def _observed(self, budget: _Budget, status: Mapping[str, Any], *, new: bool) -> None:
         if new or not self._leads:  # as another replica, or an operator before this one, has decided
-            known.decision = power_budget.decision_from_status(status)
-            known.watts = status.get("watts")
+            budget.decision = power_budget.decision_from_status(status)
+            budget.watts = status.get("watts")
         for runner in self._runners():
             self.grant_share(runner)
 
-    def _forgotten(self, known: _Budget) -> None:
-        self._metrics.forget_budget(known.name)
+    def _forgotten(self, budget: _Budget) -> None:
+        self._metrics.forget_budget(budget.name)
         for runner in self._runners():
             self.grant_share(runner)
 
@@ -186,13 +186,13 @@ class PowerBudgets(ClusterObjects[_Budget]):
         if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._objects.values()):
             namespaces = {runner.ref.namespace for runner in runners} | {other.namespace for other in others}
             await self._namespaces.refresh(namespaces, now.monotonic_s)
-        own = self._own_members(runners, now)
+        ours = self._own_members(runners, now)
         theirs = self._other_members(others)
         if leads:
             for budget in self._objects.values():
                 if budget.spec is not None:
                     budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
-                    self._decide(budget, budget.shared(budget.spec), own, theirs, now)
+                    self._decide(budget, budget.shared(budget.spec), ours, theirs, now)
         for runner in runners:
             self.grant_share(runner)
         if leads:
@@ -204,42 +204,42 @@ class PowerBudgets(ClusterObjects[_Budget]):
 
     def _own_members(self, runners: Iterable[SharingJob], now: Now) -> list[tuple[SharingJob, Member | None]]:
         """This replica's jobs that share a budget, and what they draw: their status says it where another one leads."""
-        found = []
+        members = []
         for runner in runners:
             if not self._is_selected(runner.ref.namespace, runner.labels):
                 runner.publish_draw(None)
                 continue
             settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
             member = runner.member(now, settled=settled)
-            found.append((runner, member))
+            members.append((runner, member))
             runner.publish_draw(None if self._leads or member is None else draw_to_status(member))
-        self._held_w = {str(runner.ref): member.held_w for runner, member in found if member is not None}
-        return found
+        self._held_w = {str(runner.ref): member.held_w for runner, member in members if member is not None}
+        return members
 
     def _other_members(self, others: Iterable[OtherJob]) -> list[tuple[OtherJob, Member | None]]:
         """Other replicas' jobs that share a budget, and what their status says that they draw."""
         before, self._read = self._read, {}
-        found = []
+        members = []
         for other in others:
             if not self._is_selected(other.namespace, other.labels):
                 continue
             job = str(other)
-            known = before.get(job)
-            if known is None or known[0] is not other.status:
-                known = other.status, member_from_status(job, other.priority, other.status)
-            self._read[job] = known
-            found.append((other, known[1]))
-        return found
+            stored = before.get(job)
+            if stored is None or stored[0] is not other.status:
+                stored = other.status, member_from_status(job, other.priority, other.status)
+            self._read[job] = stored
+            members.append((other, stored[1]))
+        return members
 
     def _decide(
         self,
         budget: _Budget,
         spec: BudgetSpec,
-        own: Iterable[tuple[SharingJob, Member | None]],
+        ours: Iterable[tuple[SharingJob, Member | None]],
         others: Iterable[tuple[OtherJob, Member | None]],
         now: Now,
     ) -> None:
-        selected = [(str(r.ref), member) for r, member in own if self._selects(spec, r.ref.namespace, r.labels)]
+        selected = [(str(r.ref), member) for r, member in ours if self._selects(spec, r.ref.namespace, r.labels)]
         selected += [(str(o), member) for o, member in others if self._selects(spec, o.namespace, o.labels)]
         members = [member for _, member in selected if member is not None]
         if now.monotonic_s < self._settled_s:
