@@ -21,7 +21,7 @@ _KWH_A_MWH: Final = 1000.0
 def write(statement: Statement, by: str, digest: str) -> str:
     """Format a statement as Markdown; arguments as of ``table.write``."""
     period = statement.period
-    found = [row for row in rows(statement, by) if row.name != TOTAL and "energyKilowattHours" in row.measured]
+    measured = [row for row in rows(statement, by) if row.name != TOTAL and "energyKilowattHours" in row.measured]
     lines = [
         "# Computational resources, training time and energy",
         "",
@@ -30,9 +30,9 @@ def write(statement: Statement, by: str, digest: str) -> str:
         f"From {instant(period.begin_s)} to {instant(period.end_s)}, {statement.scope}. What a model used before or "
         "after, and on computers that were not measured, is not in these figures.",
     ]
-    for row in found:
+    for row in measured:
         lines += ["", *(_training if row.kind == JOB else _use)(statement, row, by)]
-    if not found:
+    if not measured:
         lines += ["", "No energy of jobs or pools was measured in this period."]
     lines += ["", "## How it was measured", "", f"- Boundary: {statement.boundary()}."]
     lines += [f"- {METHOD[0].upper()}{METHOD[1:]}"]

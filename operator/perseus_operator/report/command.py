@@ -241,18 +241,18 @@ def _group(text: str) -> str:
 
 
 def _since(text: str) -> int:
-    found = SINCE.fullmatch(text)
-    length_s = int(found[1]) * _LENGTH[found[2]] if found else 0
+    match = SINCE.fullmatch(text)
+    length_s = int(match[1]) * _LENGTH[match[2]] if match else 0
     if not 0 < length_s <= MAX_DAYS * _LENGTH["d"]:
         raise argparse.ArgumentTypeError(f"must be a time such as 12h, 30d or 4w, up to {MAX_DAYS}d, not {text!r}")
     return length_s
 
 
 def _month(text: str) -> datetime:
-    found = _MONTH.fullmatch(text)
-    if found is None or not 2000 <= int(found[1]) < 2200:
+    match = _MONTH.fullmatch(text)
+    if match is None or not 2000 <= int(match[1]) < 2200:
         raise argparse.ArgumentTypeError(f"must be a month such as 2026-10, not {text!r}")
-    return datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC)
+    return datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
 
 
 def _currency(text: str) -> str:
@@ -268,14 +268,14 @@ def _organization(text: str) -> str:
 
 
 def _tokens(text: str) -> tuple[str, float]:
-    found = _TOKENS.fullmatch(text)
+    match = _TOKENS.fullmatch(text)
     try:
-        tokens = float(found["tokens"]) if found else 0.0
+        tokens = float(match["tokens"]) if match else 0.0
     except ValueError:
         tokens = 0.0
-    if found is None or not 0 < tokens <= 1e12:
+    if match is None or not 0 < tokens <= 1e12:
         raise argparse.ArgumentTypeError(f"must be such as team-a/gpt3=2097152, not {text!r}")
-    return found["path"], tokens
+    return match["path"], tokens
 
 
 def _url(text: str) -> str:

@@ -54,15 +54,15 @@ def constant_factor(name: str, text: str) -> Factor | None:
     Raises:
         UnusableArgument: it has no source, or the value breaks its rule.
     """
-    found = _CONSTANT.fullmatch(text)
-    if found is None:
+    match = _CONSTANT.fullmatch(text)
+    if match is None:
         if re.fullmatch(r"[+-]?[\d.,]+", text):
             raise UnusableArgument(f"{OPTIONS[name]}: must say where {text} is from, such as '{text}:contract of 2026'")
         return None
-    source = found["source"].strip()
+    source = match["source"].strip()
     if not source or len(source) > _MAX_SOURCE or not source.isprintable():
         raise UnusableArgument(f"{OPTIONS[name]}: needs a source of up to {_MAX_SOURCE} characters after the value")
-    return Factor(source=source, value=_checked(name, float(found["value"]), OPTIONS[name]))
+    return Factor(source=source, value=_checked(name, float(match["value"]), OPTIONS[name]))
 
 
 def file_values(name: str, path: Path) -> HourlyValues:

@@ -73,8 +73,8 @@ def rows(statement: Statement, by: str) -> list[Row]:
         for member in statement.members:
             if member.kind == kind:
                 groups.setdefault(_group(member, by), []).append(member)
-        found = [_row(statement, kind, name, members) for name, members in groups.items()]
-        result += sorted(found, key=lambda row: (-row.measured.get("energyKilowattHours", 0.0), row.name))
+        of_kind = [_row(statement, kind, name, members) for name, members in groups.items()]
+        result += sorted(of_kind, key=lambda row: (-row.measured.get("energyKilowattHours", 0.0), row.name))
         if len(groups) > 1:
             result.append(_row(statement, kind, TOTAL, [member for group in groups.values() for member in group]))
     return result

@@ -65,10 +65,10 @@ class Prometheus:
         Raises:
             UnusableArgument: a file cannot be used, or a token would travel in the clear.
         """
-        found = parse_url(url)
+        address = parse_url(url)
         self._where = url.rstrip("/")
         authorization = _authorization(access, environment)
-        if authorization and found.scheme == "http" and found.host not in LOOPBACK:
+        if authorization and address.scheme == "http" and address.host not in LOOPBACK:
             raise UnusableArgument("--prometheus: must be https:// where a token is sent, or on loopback")
         self._headers = {"Authorization": authorization} if authorization else {}
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_tls(access)), _Stay())
@@ -122,13 +122,13 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def _series(answer: Any) -> list[Json]:
     if answer["status"] != "success" or answer["data"]["resultType"] != "matrix":
         raise ValueError("its answer is no matrix")
-    found: list[Json] = answer["data"]["result"]
-    for series in found:
+    result: list[Json] = answer["data"]["result"]
+    for series in result:
         if not isinstance(series["metric"], dict):
             raise ValueError("its answer is no matrix")
         for moment_s, value in series["values"]:
             float(moment_s), float(value)
-    return found
+    return result
 
 
 def _authorization(access: Access, environment: Mapping[str, str]) -> str:

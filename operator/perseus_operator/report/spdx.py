@@ -21,9 +21,9 @@ _CREATION: Final = "_:creation"
 def write(statement: Statement, by: str, digest: str) -> str:
     """Format a statement; arguments as of ``table.write``."""
     space = f"urn:perseus.energy:{digest.replace(':', '-')}"
-    found = [row for row in rows(statement, by) if row.name != TOTAL and "energyKilowattHours" in row.measured]
+    measured = [row for row in rows(statement, by) if row.name != TOTAL and "energyKilowattHours" in row.measured]
     organization, tool = f"{space}:organization", f"{space}:tool"
-    packages = [_package(statement, row, f"{space}:{index}", organization) for index, row in enumerate(found)]
+    packages = [_package(statement, row, f"{space}:{index}", organization) for index, row in enumerate(measured)]
     elements = [
         {
             "type": "Organization",

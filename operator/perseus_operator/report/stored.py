@@ -176,10 +176,10 @@ class _Part:
         return _Part(self.value.get(name), self._path + name)
 
     def parts(self, name: str) -> list[_Part]:
-        found = self.value.get(name)
-        if not isinstance(found, list) or len(found) > _MAX_MEMBERS:
+        members = self.value.get(name)
+        if not isinstance(members, list) or len(members) > _MAX_MEMBERS:
             raise _Broken(f"{self._path}{name}: must be a list of at most {_MAX_MEMBERS:,}")
-        return [_Part(one, f"{self._path}{name}[{index}]") for index, one in enumerate(found)]
+        return [_Part(one, f"{self._path}{name}[{index}]") for index, one in enumerate(members)]
 
     def text(self, name: str) -> str:
         return str(self._value(name, _is_text, f"must be a text of at most {_MAX_TEXT:,} characters"))
@@ -195,24 +195,24 @@ class _Part:
         return None if self.value.get(name) is None else self.number(name)
 
     def hours(self, name: str, slots: int) -> tuple[float | None, ...]:
-        found = self.value.get(name)
+        hours = self.value.get(name)
         if (
-            not isinstance(found, list)
-            or len(found) != slots
-            or not all(one is None or _is_number(one) for one in found)
+            not isinstance(hours, list)
+            or len(hours) != slots
+            or not all(one is None or _is_number(one) for one in hours)
         ):
             raise _Broken(f"{self._path}{name}: must be {slots} numbers or nulls, one for each hour of the period")
-        return tuple(found)
+        return tuple(hours)
 
     def texts(self, name: str) -> dict[str, str]:
         part = self.part(name)
         return {key: part.text(key) for key in part.value}
 
     def _value(self, name: str, holds: Callable[[Any], bool], rule: str) -> Any:
-        found = self.value.get(name)
-        if not holds(found):
+        value = self.value.get(name)
+        if not holds(value):
             raise _Broken(f"{self._path}{name}: {rule}")
-        return found
+        return value
 
 
 def _is_text(value: Any) -> bool:

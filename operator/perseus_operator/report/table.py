@@ -23,17 +23,17 @@ def write(statement: Statement, by: str, digest: str) -> str:
         by: what a row is.
         digest: of the statement.
     """
-    found = rows(statement, by)
+    all_rows = rows(statement, by)
     period = statement.period
     title = f"Energy from {instant(period.begin_s)} to {instant(period.end_s)}, {statement.scope}"
-    if not found:
+    if not all_rows:
         return f"{title}: nothing of jobs or pools was measured."
-    tables = [_table(statement, by, kind, [row for row in found if row.kind == kind]) for kind in (JOB, POOL)]
+    tables = [_table(statement, by, kind, [row for row in all_rows if row.kind == kind]) for kind in (JOB, POOL)]
     return "\n\n".join([title, *filter(None, tables), "\n".join(_notes(statement, digest))])
 
 
-def _table(statement: Statement, by: str, kind: str, found: list[Row]) -> str:
-    if not found:
+def _table(statement: Statement, by: str, kind: str, rows_of_kind: list[Row]) -> str:
+    if not rows_of_kind:
         return ""
     head = kind.upper() if by == "job" else by.removeprefix("label:").upper()
     columns: dict[str, _Cell] = {
@@ -45,7 +45,7 @@ def _table(statement: Statement, by: str, kind: str, found: list[Row]) -> str:
     if by == "job":
         del columns[f"{kind.upper()}S"]
         columns = {head: columns.pop(head), **columns}
-    cells = {name: [cell(row) for row in found] for name, cell in columns.items()}
+    cells = {name: [cell(row) for row in rows_of_kind] for name, cell in columns.items()}
     shown = {name: column for name, column in cells.items() if any(column)}
     lines = [list(shown), *map(list, zip(*shown.values(), strict=True))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

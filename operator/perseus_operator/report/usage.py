@@ -108,17 +108,17 @@ def read_usage(query: Query, period: Period, namespace: str | None, labels: Mapp
 def _by_hour(query: Query, period: Period, pattern: str, name: str, where: str) -> dict[Ref, Hourly]:
     """A quantity of every job or pool in every slot."""
     slots = period.slots
-    found: dict[Ref, list[float | None]] = {}
+    by_ref: dict[Ref, list[float | None]] = {}
     for first, last in _alike(slots):
         begin_s, end_s = slots[first]
         text = _text(pattern, name, where, end_s - begin_s)
         for series in query(text, end_s, slots[last][1], HOUR_S):
-            values = found.setdefault(_ref(series), [None] * len(slots))
+            values = by_ref.setdefault(_ref(series), [None] * len(slots))
             for moment_s, value in series["values"]:
                 slot = first + round((float(moment_s) - end_s) / HOUR_S)
                 if math.isfinite(float(value)) and first <= slot <= last:  # one that is not spoils no sum
                     values[slot] = float(value)
-    return {ref: tuple(values) for ref, values in found.items() if any(value is not None for value in values)}
+    return {ref: tuple(values) for ref, values in by_ref.items() if any(value is not None for value in values)}
 
 
 def _text(pattern: str, name: str, where: str, length_s: int) -> str:
@@ -137,14 +137,14 @@ def _alike(slots: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def _shares(query: Query, period: Period, kind: str, where: str) -> dict[Ref, Share]:
     length_s = period.end_s - period.begin_s
-    found = {}
+    bounds = {}
     for field, name in _SHARES.items():
         text = _LATEST.format(name=f"perseus_{kind}_{name}", where=where, length_s=length_s)
         latest = {_ref(series): _last(series) for series in query(text, period.end_s, period.end_s, HOUR_S)}
-        found[field] = {ref: value for ref, value in latest.items() if math.isfinite(value)}
+        bounds[field] = {ref: value for ref, value in latest.items() if math.isfinite(value)}
     return {
-        ref: Share(mean=mean, low=found["low"].get(ref), high=found["high"].get(ref))
-        for ref, mean in found["mean"].items()
+        ref: Share(mean=mean, low=bounds["low"].get(ref), high=bounds["high"].get(ref))
+        for ref, mean in bounds["mean"].items()
     }
 
 
