@@ -128,7 +128,7 @@ def refusal(name: str, spec: ClassSpec | InvalidSpec | None, namespace: str, lab
 
     Args:
         name: of the class.
-        found: its spec; None: there is no class of this name; InvalidSpec: its spec breaks a rule.
+        spec: its spec; None: there is no class of this name; InvalidSpec: its spec breaks a rule.
         namespace: of who asks for it.
         labels: of that namespace; they matter only to a class with a ``namespaceSelector``.
 

@@ -22,7 +22,7 @@ def all_conditions(
 
     Args:
         job: whose they are; without a spec that was ever valid it has ``Accepted`` and ``Ready`` alone.
-        own: those of its family, in the order in which they depend on each other.
+        of_family: those of its family, in the order in which they depend on each other.
         fault: of what users wrote beside the spec; None: there is none.
         summary: what ``Ready`` says if all is as it should be.
     """

@@ -44,7 +44,7 @@ def register(
 
     Args:
         registry: to add them to.
-        own: the operator's settings.
+        settings: the operator's settings.
         namespace_labels: reads the labels of a namespace.
         class_serves: whether ServingPools are made of an EnergyClass.
     """

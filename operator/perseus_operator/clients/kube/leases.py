@@ -74,7 +74,7 @@ class LeaseClient(KubeRequests):
         """Write a Lease, if it is as it was read; if it did not exist, make it.
 
         Args:
-            known: as it was read.
+            lease: as it was read.
             holder: from now on; empty: nobody.
             epoch: from now on; 0: none.
             notes: of the holder.

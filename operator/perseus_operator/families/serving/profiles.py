@@ -50,8 +50,8 @@ async def read_profile(pool: ServingPool, services: Services) -> None:
         return
     fingerprint, highest_mhz = replicas[0].fingerprint, replicas[0].highest_mhz
     try:
-        found, where = await _find(pool, services, profile_name(fingerprint))
-        stored = await asyncio.to_thread(stored_windows, found, where, fingerprint, highest_mhz) if found else None
+        profile, where = await _find(pool, services, profile_name(fingerprint))
+        stored = await asyncio.to_thread(stored_windows, profile, where, fingerprint, highest_mhz) if profile else None
     except InvalidSpec as error:
         logger.warning("%s: %s", pool.job.ref, error)
         inheritance.absent(str(error))
@@ -80,11 +80,11 @@ async def _find(pool: ServingPool, services: Services, name: str) -> tuple[Store
         return None, name
 
 
-def stored_windows(found: StoredObject, where: str, fingerprint: str, highest_mhz: int) -> StoredWindows:
+def stored_windows(stored: StoredObject, where: str, fingerprint: str, highest_mhz: int) -> StoredWindows:
     """Return what a profile holds, which anybody may have written.
 
     Args:
-        found: as it was read.
+        stored: as it was read.
         where: how it is called.
         fingerprint: of the engine.
         highest_mhz: of its GPUs.
@@ -93,7 +93,7 @@ def stored_windows(found: StoredObject, where: str, fingerprint: str, highest_mh
         InvalidSpec: it holds nothing that may be used for this engine; the message names the field and the rule.
     """
     path = f"PerseusProfile {where}: spec"
-    profile = parse(ProfileSpec, found.spec, path)
+    profile = parse(ProfileSpec, stored.spec, path)
     if profile.serving is None:
         raise InvalidSpec(f"{path}.serving: is required")
     if profile.serving.fingerprint != fingerprint:

@@ -84,7 +84,7 @@ def pool_explanation(pool: Json) -> Json:
 
 
 def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
-    status, found = pool.get("status") or {}, conditions(pool)
+    status, states = pool.get("status") or {}, conditions(pool)
     name = (pool["metadata"].get("labels") or {}).get(keys.LABEL_CLASS)
     if name:
         yield "class", f"made by EnergyClass {name}, whose edits do not change it"
@@ -110,8 +110,8 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     if budget := status.get("powerBudget"):
         yield "budget", f"PowerBudget {budget['name']} counts the power limits of its GPUs, and does not slow it"
     for kind in (ConditionType.PROFILE_READY, ConditionType.CLOCKS_APPLIED, ConditionType.READY):
-        if kind in found:
-            yield _CONDITIONS[kind], found[kind]["message"]
+        if kind in states:
+            yield _CONDITIONS[kind], states[kind]["message"]
 
 
 _CONDITIONS: Final[Mapping[ConditionType, str]] = {
@@ -159,9 +159,9 @@ def next_step(pool: Json) -> Json:
 
 
 def _waits_for_signals(pool: Json) -> bool:
-    found = conditions(pool)
+    states = conditions(pool)
     needed = (ConditionType.ACCEPTED, ConditionType.SIGNALS_READY)
-    return any(found.get(kind, {}).get("status") == "False" for kind in needed)
+    return any(states.get(kind, {}).get("status") == "False" for kind in needed)
 
 
 def _limits_step(line: Json, patch: str) -> Json:

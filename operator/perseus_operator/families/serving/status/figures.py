@@ -155,14 +155,14 @@ def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
     stored = parse_stored(EngineStatus, status.get("engine"))
     if stored is None:
         return
-    found = {}
+    misses = {}
     for one in stored.missed_clocks or ():
         until_s = datetime.fromisoformat(one.not_before).timestamp()
-        found[one.clock_megahertz] = Missed(one.clock_megahertz, one.misses, until_s)
+        misses[one.clock_megahertz] = Missed(one.clock_megahertz, one.misses, until_s)
     savings = parse_stored(PoolSavings, status.get("savings"))
     baseline = parse_stored(BaselineStatus, status.get("baseline"))
     saved = None if savings is None else _saved(savings)
-    pool.restored(stored.fingerprint, found, saved, None if baseline is None else _times(baseline))
+    pool.restored(stored.fingerprint, misses, saved, None if baseline is None else _times(baseline))
 
 
 def _times(stored: BaselineStatus) -> BaselineTimes:

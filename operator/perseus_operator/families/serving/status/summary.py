@@ -33,14 +33,14 @@ def summary(pool: Mapping[str, Any]) -> Json:
     replicas = status.get("replicas") or ()
     clocks_mhz = [one["clockMegahertz"] for one in replicas if "clockMegahertz" in one]
     held = Counter(one["limitedBy"] for one in replicas if "limitedBy" in one)
-    found = conditions(pool)
+    states = conditions(pool)
     return {
         "namespace": metadata["namespace"],
         "name": metadata["name"],
         "mode": (pool.get("spec") or {}).get("mode", Mode.OBSERVE.value),
         "replicas": status.get("replicaCount", 0),
-        "ready": found.get(ConditionType.READY, {}).get("status", "Unknown"),
-        "state": _state(found),
+        "ready": states.get(ConditionType.READY, {}).get("status", "Unknown"),
+        "state": _state(states),
         **({"clockMegahertz": round(fmean(clocks_mhz))} if clocks_mhz else {}),
         **({"limitedBy": max(sorted(held), key=held.__getitem__)} if held else {}),
         "limits": _limits(pool),
@@ -53,12 +53,12 @@ def conditions(pool: Mapping[str, Any]) -> dict[str, Json]:
     return {one["type"]: one for one in (pool.get("status") or {}).get("conditions", ())}
 
 
-def _state(found: Mapping[str, Json]) -> str:
+def _state(states: Mapping[str, Json]) -> str:
     """Why it is not ready, or what its clocks do."""
-    ready = found.get(ConditionType.READY)
+    ready = states.get(ConditionType.READY)
     if ready is None:
         return "NotSeen"
-    clocks = found.get(ConditionType.CLOCKS_APPLIED)
+    clocks = states.get(ConditionType.CLOCKS_APPLIED)
     return str((ready if clocks is None or ready["status"] != "True" else clocks)["reason"])
 
 

@@ -100,11 +100,11 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
             if engine is None or any(uuid not in node.gpus for uuid in engine.gpu_uuids):
                 silent[pod.name] = node.engines.faults.get(pod.uid, "")  # its GPUs may be described in a moment
                 continue
-            found = _replica(node, pod, engine)
-            if isinstance(found, Replica):
-                replicas.append(found)
+            candidate = _replica(node, pod, engine)
+            if isinstance(candidate, Replica):
+                replicas.append(candidate)
             else:
-                unknown[pod.name] = found
+                unknown[pod.name] = candidate
     counts = Counter(replica.fingerprint for replica in replicas)
     chosen = max(counts, key=lambda each: (counts[each], each == before, each), default="")
     return Signals(
