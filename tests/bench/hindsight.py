@@ -42,7 +42,7 @@ class Beam:
     width: int
     prompt_j: float
     token_j: float
-    prices: Sequence[float] = (0.5, 1.0, 2.0, 4.0)
+    prices: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 64.0)
     alike_tokens: int = 4
 
 
