@@ -26,10 +26,11 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.registry import FAMILIES, kinds_of
 from perseus_operator.families.serving.decide import ServingDecision
 from perseus_operator.families.serving.family import ServingFamily
+from perseus_operator.families.serving.features.advice.capacity import CapacityWork
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.profiles import profile_name, profile_spec, stored_windows
-from perseus_operator.families.serving.work import fit_and_table
+from perseus_operator.families.serving.work import capacity_of, fit_and_table
 from perseus_operator.jobs import document
 from perseus_operator.jobs.family import Surroundings
 from perseus_operator.jobs.job import Job
@@ -186,8 +187,12 @@ class EnginePool:
                 self.family.window_reported(node, self.window(number, node, engine))
         self.second += 1
 
-    def _act(self, action: FitWork | ReadProfile | StoreProfile) -> None:
+    def _act(self, action: FitWork | ReadProfile | StoreProfile | CapacityWork) -> None:
         pool = self.family.pool
+        if isinstance(action, CapacityWork):
+            pool.adviser.compute_started(self.second, fits=action.steps is None)
+            pool.adviser.computed(capacity_of(action))
+            return
         if isinstance(action, FitWork):
             pool.model.fit_started(self.second)
             pool.model.fitted(*fit_and_table(action))

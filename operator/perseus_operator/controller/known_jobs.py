@@ -98,6 +98,11 @@ class KnownJobs:
         kinds = keys.KIND, keys.POOL_KIND
         return next((uid for kind in kinds if (uid := self._named.get((namespace, name, kind), ""))), "")
 
+    def pool(self, namespace: str, name: str) -> Json | None:
+        """What is kept of a ServingPool; None: there is none, or none that is served."""
+        uid = self._named.get((namespace, name, keys.POOL_KIND), "")
+        return self._bodies[uid] if self.serves(uid) else None
+
     def same_name(self, namespace: str, name: str) -> set[str]:
         """UIDs of the objects of this name, of either kind."""
         kinds = keys.KIND, keys.POOL_KIND

@@ -20,6 +20,7 @@ from perseus_operator.classes import energy_classes
 from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.clients.kube.pods import pod_of
+from perseus_operator.controller.advised import advised_replicas
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
@@ -49,9 +50,8 @@ _SHARING_S: Final = 1.0
 _NEW_GARBAGE_S: Final = 60.0
 _GARBAGE_S: Final = 600.0
 """How often garbage is sought among the objects of the last minute, and among all. Python by itself seeks it by number:
-whenever there are 700 more, and among all of them whenever they have grown by a quarter. The reports of an iteration of
-thousands of nodes are a hundred thousand, live for that iteration, and leave no cycles: a third of a second for
-nothing, and by number most likely when a straggler's report comes."""
+whenever there are 700 more, and among all whenever they are a quarter more. The reports of an iteration of thousands of
+nodes are a hundred thousand, and leave no cycles: a third of a second for nothing, most likely at a straggler's."""
 _UNOBSERVED_S: Final = 5.0
 """After a start, until the watch has delivered the PerseusJobs that exist."""
 
@@ -275,6 +275,10 @@ class Operator:
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
         """Declare a straggler. Raises like ``set_straggler``."""
         return await set_straggler(request, self._jobs_served(), self._kube)
+
+    def advised(self, namespace: str, pool: str) -> int:
+        """Replicas that are advised for a pool. Raises like ``advised_replicas``."""
+        return advised_replicas(self._jobs, namespace, pool)
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """Read the labels of a namespace. Raises KubeError."""

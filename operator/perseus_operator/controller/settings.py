@@ -157,6 +157,21 @@ class Settings(BaseSettings):
         "Names, separated by commas, one of which the caller's certificate must carry.",
     )
     rpc_ca: str = setting("", "Certificate authority (PEM) that signs callers' certificates. Empty: that of --tls-ca.")
+    scaler_address: str = setting(
+        "",
+        "host:port at which KEDA asks how many replicas pools need (an external scaler, by gRPC). Needs TLS. Port 0:"
+        " any free one. Empty: not served.",
+    )
+    scaler_cert: str = setting(
+        "",
+        "Certificate chain (PEM) shown to KEDA, with the name of the Service that it asks. It is read again when the"
+        " file changes.",
+    )
+    scaler_key: str = setting("", "Private key (PEM) of that certificate.")
+    scaler_ca: str = setting("", "Certificate authority (PEM) that signs KEDA's certificate.")
+    scaler_allowed_san: str = setting(
+        "perseus-keda", "Names, separated by commas, one of which KEDA's certificate must carry."
+    )
     peer_address: str = setting(
         "",
         "host:port at which other replicas ask this one about jobs that it serves. Needs TLS. Port 0: any free one."
@@ -193,23 +208,32 @@ class Settings(BaseSettings):
         if not re.fullmatch(r"[A-Za-z0-9.-]{0,200}", self.replica):
             raise InvalidSetting("--replica: must be at most 200 letters, digits, dots and dashes")
         self.check_addresses(
-            ("metrics_address", "web_address", "webhook_address", "rpc_address", "peer_address", "solver_address")
+            (
+                *("metrics_address", "web_address", "webhook_address"),
+                *("rpc_address", "scaler_address", "peer_address", "solver_address"),
+            )
         )
         if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
-        if self.otlp_endpoint:
-            try:
-                url = parse_url(self.otlp_endpoint)
-            except ValueError as error:
-                raise InvalidSetting(f"--otlp-endpoint: {error}") from None
-            if url.port is None or url.path:
-                raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
+        self._check_otlp_endpoint()
+        if self.scaler_address and not (self.scaler_cert and self.scaler_key and self.scaler_ca):
+            raise InvalidSetting("--scaler-cert, --scaler-key, --scaler-ca: all are needed with --scaler-address")
         if self.webhook_address and not (self.webhook_cert and self.webhook_key):
             raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
         if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:
             raise InvalidSetting("--agent-socket: must be an absolute path below a directory, which pods mount")
         self.check_choice("log_level", LOG_LEVELS)
         self.check_choice("log_format", ("json", "text"))
+
+    def _check_otlp_endpoint(self) -> None:
+        if not self.otlp_endpoint:
+            return
+        try:
+            url = parse_url(self.otlp_endpoint)
+        except ValueError as error:
+            raise InvalidSetting(f"--otlp-endpoint: {error}") from None
+        if url.port is None or url.path:
+            raise InvalidSetting("--otlp-endpoint: must be http://host:port or https://host:port")
 
     @property
     def namespace_list(self) -> tuple[str, ...]:
@@ -220,6 +244,11 @@ class Settings(BaseSettings):
     def rpc_allowed_sans(self) -> frozenset[str]:
         """The names in ``rpc_allowed_san``."""
         return frozenset(names_of(self.rpc_allowed_san))
+
+    @property
+    def scaler_allowed_sans(self) -> frozenset[str]:
+        """The names in ``scaler_allowed_san``."""
+        return frozenset(names_of(self.scaler_allowed_san))
 
     @property
     def limits(self) -> Limits:

@@ -22,6 +22,7 @@ from perseus_operator.errors import (
     KubeConflict,
     KubeError,
     KubeNotFound,
+    NoAdvice,
     NotAllowed,
     OperatorError,
     StaleEpoch,
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 STATUS: Final[dict[type[OperatorError], grpc.StatusCode]] = {
     InvalidSpec: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownJob: grpc.StatusCode.NOT_FOUND,
+    NoAdvice: grpc.StatusCode.UNAVAILABLE,
     KubeNotFound: grpc.StatusCode.NOT_FOUND,
     NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,

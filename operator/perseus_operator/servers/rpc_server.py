@@ -39,6 +39,7 @@ class RpcServer:
         add: Callable[[grpc.aio.Server], None],
         *,
         max_bytes: int = 64 << 10,
+        most_calls: int | None = None,
     ) -> RpcServer:
         """Serve what ``add`` adds on ``host:port`` (port 0: any free one).
 
@@ -47,12 +48,14 @@ class RpcServer:
             files: for mutual TLS.
             add: registers the service.
             max_bytes: of a request.
+            most_calls: at a time; further ones are refused with RESOURCE_EXHAUSTED. None: any number.
 
         Raises:
             OSError: the address cannot be bound, or a certificate cannot be read.
         """
         credentials = server_credentials(key=files.key, cert=files.cert, ca=files.ca)
-        server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_receive_message_length", max_bytes)))
+        options = (*_OPTIONS, ("grpc.max_receive_message_length", max_bytes))
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
         add(server)
         try:
             port = server.add_secure_port(address, credentials)

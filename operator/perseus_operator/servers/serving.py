@@ -1,4 +1,5 @@
-"""Everything that one operator process serves: metrics and probes, the page, set_straggler, and other replicas.
+"""Everything that one operator process serves: metrics and probes, the page, set_straggler, KEDA, and other
+replicas.
 
 An address that is in use stops neither the operator nor the other servers: the log says what is not served.
 """
@@ -26,8 +27,10 @@ from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.servers.peer_service import PeerService
 from perseus_operator.servers.rpc_server import RpcServer
+from perseus_operator.servers.scaler_service import MOST_CALLS, ScalerService
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
+from perseus_proto.externalscaler.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
 from perseus_proto.v1alpha1.operator_pb2_grpc import add_OperatorServicer_to_server
 from perseus_proto.v1alpha1.peer_pb2_grpc import add_PeerServicer_to_server
 from perseus_runtime.addresses import on_loopback, parse_address
@@ -83,6 +86,7 @@ class Serving:
             )
         self._http["web"] = self._web_server()
         self._rpc["rpc"] = await self._rpc_server()
+        self._rpc["scaler"] = await self._scaler_server(operator)
 
     async def close(self) -> None:
         """Stop all servers."""
@@ -120,6 +124,19 @@ class Serving:
             )
         except OSError as error:
             logger.error("set_straggler is not served: --rpc-address %s: %s", settings.rpc_address, error)
+            return None
+
+    async def _scaler_server(self, operator: Operator) -> RpcServer | None:
+        settings = self._settings
+        if not settings.scaler_address:
+            return None
+        service = ScalerService(operator.advised, settings.scaler_allowed_sans)
+        files = Credentials(settings.scaler_cert, settings.scaler_key, settings.scaler_ca, server_name="")
+        try:
+            add = partial(add_ExternalScalerServicer_to_server, service)
+            return await RpcServer.start(settings.scaler_address, files, add, most_calls=MOST_CALLS)
+        except OSError as error:
+            logger.error("KEDA is not served: --scaler-address %s: %s", settings.scaler_address, error)
             return None
 
     def _web_server(self) -> WebServer | None:

@@ -14,13 +14,14 @@ from perseus_solver.serving.ceilings import Ceiling, Mix, ceilings
 from perseus_solver.serving.check import check
 from perseus_solver.serving.exploration import SHARE, Attempt, Exploration, Sight, Why, windows_needed
 from perseus_solver.serving.fingerprint import Fingerprint, step_flags
-from perseus_solver.serving.fit import Agreement, FitResult, Seen, Verdict, compare, fit
+from perseus_solver.serving.fit import LEAST_WINDOWS, Agreement, FitResult, Seen, Verdict, compare, fit
 from perseus_solver.serving.model import StepModel, StepModels, WattModel
 from perseus_solver.serving.table import MARGIN, Bound, Certificate, TableRequest, TableResult, clock_table
 from perseus_solver.serving.window_csv import windows_from_csv, windows_to_csv
 from perseus_solver.serving.windows import Window
 
 __all__ = [
+    "LEAST_WINDOWS",
     "MARGIN",
     "SHARE",
     "Agreement",

@@ -118,12 +118,13 @@ class FitResult:
         return intervals
 
 
-def fit(windows: Sequence[Window], highest_mhz: int) -> FitResult:
+def fit(windows: Sequence[Window], highest_mhz: int, least_clocks: int = LEAST_CLOCKS) -> FitResult:
     """Fit.
 
     Args:
         windows: at most `MOST_WINDOWS`, in any order, of engines of one fingerprint.
         highest_mhz: the GPU's highest clock.
+        least_clocks: how many clocks must have been seen; with fewer than three the models hold at these alone.
 
     Returns:
         What they say. Windows that no model explains are no error, and neither are too few.
@@ -134,7 +135,7 @@ def fit(windows: Sequence[Window], highest_mhz: int) -> FitResult:
     columns = Columns(windows, highest_mhz)
     if not windows:
         return FitResult(Verdict.TOO_FEW, 0, missing=(f"windows: 0 of {LEAST_WINDOWS}",))
-    missing, seen = _missing(columns), _seen(columns)
+    missing, seen = _missing(columns, least_clocks), _seen(columns)
     if missing:
         return FitResult(Verdict.TOO_FEW, len(windows), missing=missing, seen=seen)
     cells, kinds = columns.cells(), (columns.prompt_tokens > 0.0).astype(np.intp)
@@ -207,15 +208,15 @@ def compare(result: FitResult, windows: Sequence[Window]) -> Agreement:
     )
 
 
-def _missing(columns: Columns) -> tuple[str, ...]:
+def _missing(columns: Columns, least_clocks: int) -> tuple[str, ...]:
     """What there is too little of, counted in steps without prompts, which tables are about."""
     plain = columns.prompt_tokens == 0.0
     if plain.sum() < LEAST_WINDOWS:
         return (f"windows with steps that compute no prompt: {plain.sum()} of {LEAST_WINDOWS}",)
     missing = []
     clocks = len(np.unique(columns.in_force_mhz[plain]))
-    if clocks < LEAST_CLOCKS:
-        missing.append(f"clocks: {clocks} of {LEAST_CLOCKS}")
+    if clocks < least_clocks:
+        missing.append(f"clocks: {clocks} of {least_clocks}")
     ends = [np.quantile(load[plain], (0.05, 0.95)) for load in (columns.running, columns.kv_tokens)]
     wide = max(float(high / max(low, 1.0)) for low, high in ends)
     if wide < LEAST_RANGE:

@@ -149,6 +149,13 @@ class Role(StrEnum):
     """Its tokens alone: another engine has computed the prompt."""
 
 
+class Scaling(StrEnum):
+    """What is said of the number of replicas. Nothing is ever written."""
+
+    ADVISE = "Advise"
+    OFF = "Off"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClockRange:
     """Which clocks may be set."""
@@ -206,6 +213,12 @@ class PoolSpec:
         default=Mode.OBSERVE.value,
     )
     clocks: ClockRange = nested("Which clocks may be set.", ClockRange, default={})
+    scaling: Scaling = choice(
+        "Advise: say in the status, and to KEDA or Prometheus if they ask, how many replicas the load needs at their"
+        " highest clock; replicas are never written. Off: say nothing.",
+        Scaling,
+        default=Scaling.ADVISE.value,
+    )
     suspend: bool = flag("Do not manage the pool: its GPUs run at default clocks and nothing is measured.")
     priority: int = integer(
         "Among the members of a PowerBudget, as far as it grants priority to the namespace.",

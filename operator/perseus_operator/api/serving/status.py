@@ -15,6 +15,8 @@ from perseus_operator.api.serving.spec import DURATION, DURATION_RULE
 
 MOST_REPLICAS: Final = 32
 """In a status; those that keep the limits least come first."""
+MOST_ADVISED: Final = 2_000
+"""As many as the planner plans with."""
 
 
 def _percent(description: str, *, required: bool = False) -> str | None:
@@ -138,6 +140,35 @@ class PoolSavings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdviceStatus:
+    """How many replicas the load needs at their highest clock. Nobody scales by it but who asks for it."""
+
+    replicas: int | None = integer(
+        "So many; absent: nothing is advised, and autoscalers keep what there is.",
+        minimum=1,
+        maximum=MOST_ADVISED,
+        required=False,
+    )
+    why: str = text("In words.", rule="a sentence", max_length=512)
+    since: str | None = text(
+        "Date and time since which this number is advised, RFC 3339. A later operator goes on with it.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        string_format="date-time",
+        required=False,
+    )
+    requests_per_minute: int | None = integer(
+        "That came in the last minute, at all replicas.", minimum=0, maximum=2**53, required=False
+    )
+    expected_per_minute: int | None = integer(
+        "The most that is expected until a replica that is started now serves.",
+        minimum=0,
+        maximum=2**53,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolFigures:
     """What the operator observes and does."""
 
@@ -154,6 +185,11 @@ class PoolFigures:
     baseline: BaselineStatus | None = nested(
         "What maxSlowdown is relative to; absent: the spec has none, or too few requests ended.",
         BaselineStatus,
+        required=False,
+    )
+    advice: AdviceStatus | None = nested(
+        "How many replicas the load needs at their highest clock; absent: spec.scaling is Off.",
+        AdviceStatus,
         required=False,
     )
     canary: CanaryStatus | None = nested("Where lower clocks are tried.", CanaryStatus, required=False)

@@ -8,7 +8,8 @@ from typing import Final
 from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.serving.spec import PoolSpec
+from perseus_operator.api.serving.spec import PoolSpec, Scaling
+from perseus_operator.families.serving.features.advice.capacity import CapacityWork, Steps
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.features.objective.baseline import REQUESTS, SHARE
@@ -20,7 +21,7 @@ from perseus_operator.nodes.actions import Intent
 from perseus_operator.nodes.engines import orders_for
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.objects.values import Now
-from perseus_solver.serving import MARGIN
+from perseus_solver.serving import LEAST_WINDOWS, MARGIN
 
 _LOOK_S: Final = 5.0
 """How often figures are reported though nothing happens."""
@@ -35,7 +36,7 @@ class ServingDecision(Decision):
         granted: what a share of a PowerBudget allows; None: no budget limits the pool.
     """
 
-    actions: tuple[FitWork | ReadProfile | StoreProfile, ...] = ()
+    actions: tuple[FitWork | ReadProfile | StoreProfile | CapacityWork, ...] = ()
     trying: bool = False
     granted: PoolCeiling | None = None
 
@@ -55,7 +56,7 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         waiting = no_limits(pool) if spec.mode.sets_clocks else no_clocks(spec.mode)
         orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
         intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
-        return ServingDecision(intent=intent, wake_at_s=now.monotonic_s + _LOOK_S)
+        return ServingDecision(intent=intent, actions=_capacity(pool, now), wake_at_s=now.monotonic_s + _LOOK_S)
     trying, granted = pool.trying(now.wall_s), pool.granted
     table = None if pool.model.table is None else pool.model.table.under(pool.ceiling_mhz)
     orders = EngineOrders(limits, table, _clocks(pool, now, trying=trying), _pages(pool, spec))
@@ -63,7 +64,7 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, resting)
     return ServingDecision(
         intent=Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders),
-        actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying),
+        actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying) + _capacity(pool, now),
         applied=applied and pool.model.table is not None and not pool.inheritance.confirming,
         trying=trying,
         granted=granted,
@@ -118,6 +119,23 @@ def _profile(pool: ServingPool, now: Now, *, trying: bool) -> tuple[ReadProfile 
     if trying or pool.inheritance.confirming or not model.store_due(now.monotonic_s):
         return ()
     return (StoreProfile(model.windows_to_store, model.prompt_tokens),)
+
+
+def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
+    """What a replica carries, if that is to be computed; empty: it is not, or cannot be yet."""
+    spec, limits, kind, adviser, model = pool.spec, pool.limits, pool.load.kind, pool.adviser, pool.model
+    if spec is None or spec.scaling is not Scaling.ADVISE or limits is None or kind is None:
+        return ()
+    if not pool.signals.replicas or not adviser.compute_due(now.monotonic_s):
+        return ()
+    replica, result = pool.signals.replicas[0], model.result
+    steps = None if adviser.fit_due(now.monotonic_s) else adviser.capacity.steps
+    if result is not None and result.models is not None and model.explained and not pool.inheritance.confirming:
+        steps = Steps(result.models.best, result.watts)
+    windows = () if steps is not None else model.windows_at(replica.highest_mhz)
+    if steps is None and (len(windows) < LEAST_WINDOWS or not adviser.fit_due(now.monotonic_s)):
+        return ()
+    return (CapacityWork(steps, windows, replica.highest_mhz, kind, limits, replica.engine.flags),)
 
 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:

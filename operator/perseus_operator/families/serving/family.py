@@ -11,6 +11,7 @@ from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.serving.decide import ServingDecision, decide
+from perseus_operator.families.serving.features.advice.capacity import CapacityWork
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork
 from perseus_operator.families.serving.pool import ServingPool
@@ -18,7 +19,7 @@ from perseus_operator.families.serving.profiles import read_profile, store_profi
 from perseus_operator.families.serving.status.conditions import conditions_of
 from perseus_operator.families.serving.status.figures import figures_of, restore_from_status
 from perseus_operator.families.serving.status.series import counts_of, state_of
-from perseus_operator.families.serving.work import run_fit
+from perseus_operator.families.serving.work import run_capacity, run_fit
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.report import JobReport
 from perseus_operator.nodes.engines import EngineWindow
@@ -45,7 +46,7 @@ class ServingFamily(Family):
 
     def restored(self, status: Mapping[str, Any]) -> None:
         """See ``Family``."""
-        restore_from_status(self.pool, status)
+        restore_from_status(self.pool, status, wall_s=self._services.wall_s())
 
     def pods_observed(self, chosen: Selection, agents: Mapping[str, str], *, wall_s: float) -> None:
         """See ``Family``. A pool has neither attempts nor an end."""
@@ -65,6 +66,7 @@ class ServingFamily(Family):
     def decide(self, now: Now) -> ServingDecision:
         """See ``Family``."""
         self.pool.looked()
+        self.pool.advised(now)
         return decide(self.pool, now)
 
     def act(self, decision: ServingDecision) -> None:
@@ -74,6 +76,9 @@ class ServingFamily(Family):
             if isinstance(action, FitWork):
                 self.pool.model.fit_started(now_s)
                 self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
+            elif isinstance(action, CapacityWork):
+                self.pool.adviser.compute_started(now_s, fits=action.steps is None)
+                self._spawn(run_capacity(self.pool, action, self._services), None)
             elif isinstance(action, ReadProfile):
                 self.pool.inheritance.read_started()
                 self._spawn(read_profile(self.pool, self._services), None)

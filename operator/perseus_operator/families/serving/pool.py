@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
 from perseus_operator.api.job import Mode
-from perseus_operator.api.serving.spec import PoolSpec, Role
+from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
+from perseus_operator.families.serving.features.advice.advice import Adviser, Situation
+from perseus_operator.families.serving.features.advice.load import Load
 from perseus_operator.families.serving.features.comparison.switchback import (
     BLOCK_S,
     SETTLES_S,
@@ -21,7 +23,7 @@ from perseus_operator.families.serving.features.inheritance.inheritance import I
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model, window_of
 from perseus_operator.families.serving.features.objective.baseline import SHARE as RELATIVE
 from perseus_operator.families.serving.features.objective.baseline import Baseline, BaselineTimes
-from perseus_operator.families.serving.features.objective.requests import RequestTimes
+from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, RequestTimes, worst_share
 from perseus_operator.families.serving.features.power.ceiling import (
     PoolCeiling,
     PoolCeilings,
@@ -32,6 +34,8 @@ from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
+from perseus_operator.objects.formatting import counted
+from perseus_operator.objects.values import Now
 from perseus_solver.serving import SHARE, Ceiling, Window
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,8 @@ class ServingPool:
         self.trials = Trials()
         self.switchback = Switchback()
         self.demand = Demand()
+        self.load = Load()
+        self.adviser = Adviser()
         self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
@@ -101,12 +107,15 @@ class ServingPool:
             self.model, self.inheritance = Model(), Inheritance()
             self.trials, self.switchback, self.baseline = Trials(), Switchback(), Baseline()
             self.demand = Demand()
+            if self._known:  # an earlier operator's advice was for this one
+                self.adviser = Adviser()
             self._known = self.signals.fingerprint
             if self._restored[0] == self._known:
                 self.baseline.restored(self._restored_baseline)
                 self.switchback.restored(self._restored[2])
         uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
         self.requests.pods_observed(uids)
+        self.load.pods_observed(uids)
         self.switchback.pods_observed(uids)
         spec = self.spec
         limits = self.limits if spec is not None and spec.sets_clocks else None
@@ -150,6 +159,40 @@ class ServingPool:
         if self.signals.of_pod(self.trials.canary) is None:
             self.trials.canary_chosen(replicas[0].pod_uid if replicas else "")
 
+    def advised(self, now: Now) -> None:
+        """It is this time now: say how many replicas the load needs."""
+        spec, limits, adviser = self.spec, self.limits, self.adviser
+        if limits != self._advised_for:
+            self._advised_for = limits
+            adviser.limits_changed()
+        if spec is None or spec.scaling is not Scaling.ADVISE:
+            adviser.refused("spec.scaling is Off.", now.wall_s)
+        elif limits is None:
+            adviser.refused("It is not known what the requests were promised: spec.objective.", now.wall_s)
+        elif not self.signals.replicas:
+            adviser.refused("No engine of the pool says what it does.", now.wall_s)
+        elif (per_s := self.load.per_s(now.wall_s)) is None:
+            adviser.refused("Requests are counted for a minute first.", now.wall_s)
+        else:
+            adviser.looked(per_s, Situation(len(self.signals.replicas), self._unsure(limits)), now)
+
+    _advised_for: ServingLimits | None = None
+
+    def _unsure(self, limits: ServingLimits) -> str:
+        """Why fewer replicas must not be advised: of some it is not known what they do, or all are too slow as it is.
+
+        Empty: there is no reason.
+        """
+        signals = self.signals
+        others = len(signals.silent) + len(signals.unknown)
+        if others:
+            return f"{counted(others, 'pod')} do not say what they do"
+        if any(node.leased_pods is None for node in self.job.nodes.occupied):
+            return "not all agents are heard"
+        lately = self.requests.of_all()
+        share = worst_share(lately, limits) if lately.requests >= LEAST_REQUESTS else None
+        return "requests miss their limits" if share is not None and share < limits.attainment else ""
+
     def budget_asked(self, wall_s: float) -> PoolCeilings | None:
         """A PowerBudget asks what the pool may do; decisions rest on this answer until the next."""
         self.demand.time_passed(wall_s)
@@ -187,6 +230,9 @@ class ServingPool:
             wall_s: the time.
         """
         self.requests.window_seen(window.pod_uid, window)
+        decodes = self.spec is not None and self.spec.role is Role.DECODE
+        started = window.requests if decodes else sum(window.first_tokens.values())
+        self.load.window_seen(window, started, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
             return False

@@ -1,21 +1,30 @@
-"""The fit of a pool's windows and the table that it makes: up to a second of a core, so in a thread, one at a time over
-all pools, in turn between namespaces.
+"""The fit of a pool's windows, the table that it makes, and what a replica carries: up to a second of a core, so in a
+thread, one at a time over all pools, in turn between namespaces.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Final
 
 from perseus_core.serving import ClockTable
+from perseus_operator.families.serving.features.advice.capacity import Capacity, CapacityWork, Steps
 from perseus_operator.families.serving.features.model.state import KV_CAPACITY, NO_LIMIT_S, FitWork
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.pools.figures import FAILED
 from perseus_operator.jobs.services import Services
 from perseus_solver.errors import SolverError
-from perseus_solver.serving import Ceiling, FitResult, TableRequest, Verdict, ceilings, clock_table, fit
+from perseus_solver.serving import Ceiling, FitResult, TableRequest, Verdict, WattModel, ceilings, clock_table, fit
+from perseus_solver.serving.planner import FittedSteps, LatencyLimits, ReplicaModel, RequestClass
 
 logger = logging.getLogger(__name__)
+
+_MOST_RUNNING: Final = 256
+"""Requests that an engine decodes at once, unless its flags say: vLLM's own default."""
+_LARGEST_RUNNING: Final = 4_096
+_LEAST_CHUNK: Final = 64
 
 
 async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> None:
@@ -38,6 +47,18 @@ async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> Non
     else:
         model.fit_failed()
         model.limits_changed()
+
+
+async def run_capacity(pool: ServingPool, wanted: CapacityWork, services: Services) -> None:
+    """Compute what a replica carries, and give the pool's adviser what came of it."""
+    adviser = pool.adviser
+    try:
+        async with services.fits.turn(pool.job.ref.namespace):
+            capacity = await asyncio.to_thread(capacity_of, wanted)
+    except SolverError as error:
+        logger.warning("%s: what a replica carries was not computed: %s", pool.job.ref, error)
+        capacity = Capacity(refusal=str(error))
+    adviser.computed(capacity if pool.limits == wanted.limits else Capacity(steps=capacity.steps))
 
 
 def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[Ceiling, ...]]:
@@ -65,3 +86,45 @@ def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[
         seen=result.seen,
     )
     return result, clock_table(request).table, ceilings(request, wanted.mix)
+
+
+def capacity_of(work: CapacityWork) -> Capacity:
+    """Compute it: some hundredths of a second, and up to one more for a fit.
+
+    Raises:
+        SolverError: what was measured cannot be computed with.
+    """
+    steps = work.steps
+    if steps is None:
+        result = fit(work.windows, work.highest_mhz, least_clocks=1)
+        if result.verdict is Verdict.TOO_FEW or result.models is None:
+            return Capacity(refusal=f"too little was seen of the engine: {', '.join(result.missing)}")
+        if result.verdict is Verdict.NOT_EXPLAINED:
+            return Capacity(refusal="no model explains the engine")
+        steps = Steps(result.models.best, result.watts)
+    kind, limits = work.kind, work.limits
+    watts = steps.watts or WattModel(work.highest_mhz, *(0.0,) * 6, floor_mhz=1.0)
+    replica = ReplicaModel(
+        gpus=1,  # whose number only plans with several variants need
+        steps=FittedSteps(steps.times, watts),
+        highest_mhz=work.highest_mhz,
+        kv_capacity=KV_CAPACITY,
+        most_running=_flag(work.flags, "max-num-seqs", _MOST_RUNNING, _LARGEST_RUNNING),
+        step_tokens=max(_LEAST_CHUNK, round(kind.chunk_tokens)),
+    )
+    requests = RequestClass(
+        max(1.0, kind.prompt_tokens), max(1.0, kind.output_tokens), min(1.0, kind.kv_share) * KV_CAPACITY
+    )
+    promised = LatencyLimits(
+        limits.first_token_s or NO_LIMIT_S, 0.0, limits.per_token_s or NO_LIMIT_S, limits.attainment
+    )
+    points = replica.points(requests, promised, [work.highest_mhz])
+    if not points:
+        return Capacity(refusal="by its model no load keeps the limits, even at the highest clock", steps=steps)
+    return Capacity(points[0], steps=steps)
+
+
+def _flag(flags: Sequence[tuple[str, str]], name: str, default: int, most: int) -> int:
+    """A flag that is a number; anything else, and nothing, is the default."""
+    value = dict(flags).get(name, "")
+    return min(most, int(value)) if value.isascii() and value.isdigit() and len(value) < 10 and int(value) else default

@@ -43,6 +43,7 @@ class PoolState:
         attainment: share of the requests that kept the limit lately, by one of ``TIMES``.
         attainment_wanted: share that shall.
         saved: measured.
+        advised: replicas.
         canary_mhz: that is tried now, the default clocks as the highest.
         table: whether there is a table of clocks.
         lowest_mhz: of the table.
@@ -55,6 +56,7 @@ class PoolState:
     attainment: Mapping[str, float] = field(default_factory=dict)
     attainment_wanted: float | None = None
     saved: SavedShare | None = None
+    advised: int | None = None
     canary_mhz: int | None = None
     table: bool = False
     lowest_mhz: int | None = None

@@ -53,6 +53,10 @@ _FAMILIES: Final = {
     "saved_low_ratio": _Family(Gauge, "Lower end of its 95 % interval."),
     "saved_high_ratio": _Family(Gauge, "Upper end of its 95 % interval."),
     "comparisons": _Family(Gauge, "Blocks of some minutes at default clocks that were compared for it."),
+    "advised_replicas": _Family(
+        Gauge,
+        "Replicas that the load needs at their highest clock; absent: nothing is advised, and none is to be moved.",
+    ),
     "canary_clock_hertz": _Family(Gauge, "Clock that is tried at one replica; absent: none is."),
     "table": _Family(Gauge, "1 if a table of clocks was made for the engine, 0 if not."),
     "table_lowest_clock_hertz": _Family(Gauge, "Lowest clock of the table; absent: there is no table."),
@@ -170,6 +174,7 @@ def _gauges(state: PoolState, *, active: bool, ready: bool) -> Iterator[tuple[Se
     yield ("saved_high_ratio", ""), saved.high if saved else None
     yield ("comparisons", ""), float(saved.comparisons) if saved else None
     yield ("clock_hertz", ""), _hz(state.clock_mhz)
+    yield ("advised_replicas", ""), state.advised
     yield ("canary_clock_hertz", ""), _hz(state.canary_mhz)
     yield ("table", ""), float(state.table)
     yield ("table_lowest_clock_hertz", ""), _hz(state.lowest_mhz)

@@ -9,6 +9,7 @@ save beyond. With the load known in advance the same call is the optimum in hind
 from perseus_solver.serving.planner.forecast import Forecast, Forecaster, ForecastError
 from perseus_solver.serving.planner.plan import TooFewGpus, plan
 from perseus_solver.serving.planner.problem import (
+    MOST_REPLICAS,
     OperatingPoint,
     PlanRequest,
     PoolChoice,
@@ -21,6 +22,7 @@ from perseus_solver.serving.planner.replica import EngineSteps, FittedSteps, Rep
 from perseus_solver.serving.planner.requests import LatencyLimits, RequestClass
 
 __all__ = [
+    "MOST_REPLICAS",
     "EngineSteps",
     "FittedSteps",
     "Forecast",

@@ -9,9 +9,10 @@ from typing import Any
 
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
-from perseus_operator.api.serving.spec import Role, seconds
+from perseus_operator.api.serving.spec import Role, Scaling, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
+    AdviceStatus,
     AttainmentStatus,
     BaselineStatus,
     CanaryStatus,
@@ -34,6 +35,7 @@ from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.objects.formatting import percent, stamp
 
 _LONGEST_NAME = 256
+_LONGEST_WHY = 512
 _FAR_S = 4_102_444_800.0
 """The end of this century stands for never."""
 
@@ -54,6 +56,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         attainment=None if limits is None or not lately.requests else _attainment(lately, limits),
         proposed_limits=_proposed(lately, spec.role) if spec is not None and not spec.limited else None,
         baseline=_baseline(pool) if spec is not None and spec.objective.max_slowdown is not None else None,
+        advice=_advice(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
@@ -111,6 +114,17 @@ def _baseline(pool: ServingPool) -> BaselineStatus | None:
     )  # fmt: skip
 
 
+def _advice(pool: ServingPool) -> AdviceStatus:
+    advice = pool.adviser.advice
+    return AdviceStatus(
+        replicas=advice.replicas,
+        why=advice.why[:_LONGEST_WHY] or "Nothing is known yet.",
+        since=None if advice.replicas is None else stamp(advice.since_s),
+        requests_per_minute=None if advice.per_s is None else round(60 * advice.per_s),
+        expected_per_minute=None if advice.expected_per_s is None else round(60 * advice.expected_per_s),
+    )
+
+
 def _canary(pool: ServingPool) -> CanaryStatus | None:
     replica, exploration = pool.signals.of_pod(pool.trials.canary), pool.trials.exploration
     if replica is None or exploration is None:
@@ -150,8 +164,13 @@ def _engine(pool: ServingPool) -> EngineStatus | None:
     )
 
 
-def restore_from_status(pool: ServingPool, status: Mapping[str, Any]) -> None:
-    """Take from a stored status what was saved, and which clocks have missed a limit: they are not tried again yet."""
+def restore_from_status(pool: ServingPool, status: Mapping[str, Any], *, wall_s: float) -> None:
+    """Take from a stored status what was saved and advised, and which clocks have missed a limit: they are not tried
+    again yet.
+    """
+    advice = parse_stored(AdviceStatus, status.get("advice"))
+    if advice is not None and advice.replicas is not None and advice.since is not None:
+        pool.adviser.restored(advice.replicas, datetime.fromisoformat(advice.since).timestamp(), wall_s)
     stored = parse_stored(EngineStatus, status.get("engine"))
     if stored is None:
         return

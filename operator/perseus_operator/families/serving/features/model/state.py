@@ -103,6 +103,10 @@ class Model:
         """Those that count."""
         return tuple(window for of_clock in self._windows.values() for window in of_clock)[-_MOST_WINDOWS:]
 
+    def windows_at(self, clock_mhz: int) -> tuple[Window, ...]:
+        """Those of one clock."""
+        return tuple(self._windows.get(clock_mhz, ()))
+
     @property
     def count(self) -> int:
         """How many windows count."""
