@@ -18,7 +18,7 @@ WORKERS = -n $(or $(JOBS),auto) --dist worksteal
 # A given cluster is shared: there one test runs at a time.
 WAITING = -n $(or $(JOBS),4) --dist loadfile
 CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
-WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler
+WORKLOADS := jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler keda keda-adapter
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 VLLM_STAMP := $(VLLM)/.installed
 

@@ -103,6 +103,16 @@ BINARIES = {
     "in-place-restart-agent": Binary("jobset", "sigs.k8s.io/jobset/cmd/in-place-restart-agent", "sigs.k8s.io/jobset"),
     "kueue": Binary("kueue", "sigs.k8s.io/kueue/cmd/kueue", "sigs.k8s.io/kueue"),
     "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "sigs.k8s.io/lws"),
+    # KEDA's operator asks scalers, its adapter serves what they say to HorizontalPodAutoscalers.
+    **{
+        name: Binary(
+            "keda",
+            f"github.com/kedacore/keda/v2/cmd/{folder}",
+            "github.com/kedacore/keda/v2",
+            "github.com/kedacore/keda/v2/version.Version",
+        )
+        for name, folder in (("keda", "operator"), ("keda-adapter", "adapter"))
+    },
     "trainer": Binary(
         "trainer", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager", "github.com/kubeflow/trainer/v2"
     ),

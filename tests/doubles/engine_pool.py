@@ -190,7 +190,7 @@ class EnginePool:
     def _act(self, action: FitWork | ReadProfile | StoreProfile | CapacityWork) -> None:
         pool = self.family.pool
         if isinstance(action, CapacityWork):
-            pool.adviser.compute_started(self.second, fits=action.steps is None)
+            pool.adviser.compute_started(self.second, fits=bool(action.windows))
             pool.adviser.computed(capacity_of(action))
             return
         if isinstance(action, FitWork):

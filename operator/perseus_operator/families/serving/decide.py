@@ -129,11 +129,11 @@ def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
     if not pool.signals.replicas or not adviser.compute_due(now.monotonic_s):
         return ()
     replica, result = pool.signals.replicas[0], model.result
-    steps = None if adviser.fit_due(now.monotonic_s) else adviser.capacity.steps
+    steps, fits = adviser.capacity.steps, adviser.fit_due(now.monotonic_s)
     if result is not None and result.models is not None and model.explained and not pool.inheritance.confirming:
-        steps = Steps(result.models.best, result.watts)
-    windows = () if steps is not None else model.windows_at(replica.highest_mhz)
-    if steps is None and (len(windows) < LEAST_WINDOWS or not adviser.fit_due(now.monotonic_s)):
+        steps, fits = Steps(result.models.best, result.watts), False
+    windows = model.windows_at(replica.highest_mhz) if fits else ()
+    if steps is None and len(windows) < LEAST_WINDOWS:
         return ()
     return (CapacityWork(steps, windows, replica.highest_mhz, kind, limits, replica.engine.flags),)
 

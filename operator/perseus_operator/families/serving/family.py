@@ -77,7 +77,7 @@ class ServingFamily(Family):
                 self.pool.model.fit_started(now_s)
                 self._spawn(run_fit(self.pool, action, self._services), self._trace.step("fit"))
             elif isinstance(action, CapacityWork):
-                self.pool.adviser.compute_started(now_s, fits=action.steps is None)
+                self.pool.adviser.compute_started(now_s, fits=bool(action.windows))
                 self._spawn(run_capacity(self.pool, action, self._services), None)
             elif isinstance(action, ReadProfile):
                 self.pool.inheritance.read_started()

@@ -95,13 +95,14 @@ def capacity_of(work: CapacityWork) -> Capacity:
         SolverError: what was measured cannot be computed with.
     """
     steps = work.steps
-    if steps is None:
+    if steps is None or work.windows:
         result = fit(work.windows, work.highest_mhz, least_clocks=1)
-        if result.verdict is Verdict.TOO_FEW or result.models is None:
-            return Capacity(refusal=f"too little was seen of the engine: {', '.join(result.missing)}")
         if result.verdict is Verdict.NOT_EXPLAINED:
             return Capacity(refusal="no model explains the engine")
-        steps = Steps(result.models.best, result.watts)
+        if result.models is not None:
+            steps = Steps(result.models.best, result.watts)
+        elif steps is None:
+            return Capacity(refusal=f"too little was seen of the engine: {', '.join(result.missing)}")
     kind, limits = work.kind, work.limits
     watts = steps.watts or WattModel(work.highest_mhz, *(0.0,) * 6, floor_mhz=1.0)
     replica = ReplicaModel(

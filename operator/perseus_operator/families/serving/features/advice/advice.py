@@ -29,9 +29,11 @@ START_S: Final = 300.0
 """Until a replica serves: weights of 140 GB at half a gigabyte a second. Nothing measures it yet."""
 EPOCH_S: Final = 900.0
 """Of the forecast: longer than a start."""
-HEADROOM: Final = 1.5
-"""Over the load, before an epoch has passed: that of a forecast which was never judged."""
-TRUST: Final = 1.5
+HEADROOM: Final = 1.25
+"""Over the load of the last minute, whatever is forecast: what doubles in a quarter of an hour grows by a quarter while
+a replica starts."""
+TRUST: Final = 2.0
+"""With less, of two replicas neither could ever be stopped."""
 _SLOT_S: Final = 10.0
 _LONGEST_S: Final = 3_600.0
 """That a replica is kept. Where nothing is saved without it, it is kept for longer."""
@@ -135,10 +137,9 @@ class Adviser:
             return
         self._seen_per_s = max(self._seen_per_s, per_s / max(1, situation.replicas))
         expected_per_s = self._forecast.most(per_s, now.wall_s)
-        carried_per_s = max(per_s, expected_per_s)
-        needed = max(1, point.fewest(carried_per_s))
+        needed = max(1, point.fewest(expected_per_s))
         if needed > MOST_REPLICAS:
-            why = f"{60 * carried_per_s:.3g} requests a minute need more than {MOST_REPLICAS:,} replicas."
+            why = f"{60 * expected_per_s:.3g} requests a minute need more than {MOST_REPLICAS:,} replicas."
             self.refused(why, now.wall_s)
             return
         tried = math.ceil(per_s / (TRUST * self._seen_per_s) - 1e-9) if self._seen_per_s else 1
@@ -149,7 +150,7 @@ class Adviser:
         before = self.advice.replicas or 0
         kept, kept_s = self._kept(before, per_s, point, now.wall_s)
         advised = max(kept, before if situation.unsure else 1)
-        why = _why(point, per_s, carried_per_s, needed)
+        why = _why(point, per_s, expected_per_s, needed)
         if advised > max(needed, tried):
             why += " " + self._why_kept(advised, kept, kept_s, situation, now.wall_s)
         elif tried > needed:
@@ -205,12 +206,11 @@ def _drawn_w(point: OperatingPoint, replicas: int, per_s: float) -> float:
     return replicas * (watts[place - 1] + share * (watts[place] - watts[place - 1]))
 
 
-def _why(point: OperatingPoint, per_s: float, carried_per_s: float, needed: int) -> str:
-    most = 60 * point.carried_by(needed) / needed
-    expected = f", at most {60 * carried_per_s:.3g} are expected within minutes" if carried_per_s > per_s else ""
+def _why(point: OperatingPoint, per_s: float, expected_per_s: float, needed: int) -> str:
+    each = 60 * point.carried_by(needed) / needed
     return (
-        f"{60 * per_s:.3g} requests a minute come{expected}; each of {counted(needed, 'replica')} carries {most:.3g} at"
-        " its highest clock."
+        f"{60 * per_s:.3g} requests a minute come, and at most {60 * expected_per_s:.3g} are expected within minutes;"
+        f" each of {counted(needed, 'replica')} carries {each:.3g} at its highest clock."
     )
 
 
@@ -235,13 +235,14 @@ class _Forecast:
         if self._number is None:
             self._number = number
         elif number > self._number:
-            self._forecaster.seen(self._sum / max(1, self._count), self._heaviest)
+            mean = min(self._heaviest, self._sum / max(1, self._count))  # of equal loads it may be more by rounding
+            self._forecaster.seen(mean, self._heaviest)
             self._ahead = self._forecaster.forecast(2)
             self._number, self._sum, self._heaviest, self._count = number, 0.0, 0.0, 0
         self._sum += per_s
         self._heaviest = max(self._heaviest, per_s)
         self._count += 1
-        if not self._ahead:
-            return HEADROOM * per_s
         soon = (number + 1) * EPOCH_S - wall_s < START_S
-        return max(one.upper for one in self._ahead[: 2 if soon else 1])
+        # Before there is a day to compare with, a forecast is the mean of the last hour: late both ways.
+        ahead = [one.upper for one in self._ahead[: 2 if soon else 1] if one.basis != "hours"]
+        return max(HEADROOM * per_s, *ahead) if ahead else HEADROOM * per_s

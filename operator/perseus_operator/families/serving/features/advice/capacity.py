@@ -32,8 +32,8 @@ class CapacityWork:
     """What a replica carries is to be computed.
 
     Attributes:
-        steps: of the engine; None: they are to be fitted first.
-        windows: at the highest clock, for that.
+        steps: of the engine, as far as they are known.
+        windows: at the highest clock, to fit it anew; none: the steps that are known count.
         highest_mhz: of its GPUs.
         kind: of the requests.
         limits: that they were promised.
