@@ -202,3 +202,39 @@ spec:
 ---
 {{- end }}
 {{- end -}}
+
+{{- /*
+The Secret with the certificate of a caller of the operator, of a separate authority, because the key of the authority that signs the
+operator's is not stored. An upgrade keeps it while its name is the same. ca.crt verifies the operator.
+*/}}
+{{- define "perseus.callerCertificate" -}}
+{{- $root := .root }}
+{{- $secret := printf "%s-%s-tls" (include "perseus.fullname" $root) .who }}
+{{- $kept := default dict (lookup "v1" "Secret" $root.Release.Namespace $secret) }}
+{{- $caller := dig "data" dict $kept }}
+{{- $now := int64 (now | unixEpoch) }}
+{{- $issued := int64 (dig "metadata" "annotations" "perseus.energy/issued" "0" $kept) }}
+{{- $young := lt (sub $now $issued) (div (mul (int64 $root.Values.tls.generated.validityDays) 86400) 3) }}
+{{- if or (not $young) (ne .name (dig "metadata" "annotations" "perseus.energy/certificate-name" "" $kept)) }}
+{{- $issued = $now }}
+{{- $days := int $root.Values.tls.generated.validityDays }}
+{{- $ca := genCAWithKey (printf "perseus-%s-ca" .who) $days (genPrivateKey "ecdsa") }}
+{{- $pair := genSignedCertWithKey .name nil (list .name) $days $ca (genPrivateKey "ecdsa") }}
+{{- $caller = dict "caller-ca.crt" (b64enc $ca.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key) }}
+{{- end }}
+{{- $_ := set .made "caller" $caller }}
+---
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ $secret }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "perseus.labels" (dict "root" $root "component" (printf "perseus-%s" .who)) | nindent 4 }}
+  {{- include "perseus.annotations" (dict "root" $root "own" (dict "perseus.energy/certificate-name" .name "perseus.energy/issued" ($issued | toString))) }}
+type: kubernetes.io/tls
+data:
+  ca.crt: {{ .ca }}
+  {{- range $key := list "caller-ca.crt" "tls.crt" "tls.key" }}
+  {{ $key }}: {{ index $caller $key }}
+  {{- end }}
+{{- end }}

@@ -36,6 +36,8 @@ _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 """Pods are refused until it exists; the controller manager makes it."""
 _PATIENCE = ("--node-startup-grace-period=24h", "--node-monitor-grace-period=24h")
 """Nodes are only objects here, and no kubelet renews them: all their pods would be evicted some minutes later."""
+_AUTOSCALERS = "--horizontal-pod-autoscaler-sync-period=1s"
+"""Instead of a quarter of a minute for each step."""
 _START_TIMEOUT_S = 60.0
 _BUILD_SCRIPT = Path(__file__).resolve().parents[3] / "deploy" / "control-plane" / "build.py"
 
@@ -101,6 +103,8 @@ class Layout:
         hosts = (self.host, "localhost", own_service, "kubernetes.default.svc", *self.hosts)
         serving = authority.issue("kube-apiserver", hosts=tuple(dict.fromkeys(hosts)))
         admin = authority.issue("admin", organization="system:masters")
+        proxies = Authority("perseus-front-proxy")
+        proxy = proxies.issue("front-proxy", client=True)
         policy = {
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
@@ -112,6 +116,9 @@ class Layout:
             "apiserver.crt": serving.certificate,
             "apiserver.key": serving.key,
             "accounts.key": key_pem(private_key()),
+            "front-proxy-ca.crt": proxies.certificate,
+            "front-proxy.crt": proxy.certificate,
+            "front-proxy.key": proxy.key,
             "admin.pem": admin.certificate + admin.key,
             "audit-policy.yaml": yaml.safe_dump(policy).encode(),
             "admin.kubeconfig": kubeconfig(self.server, authority, admin),
@@ -152,6 +159,14 @@ class Layout:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={folder / 'accounts.key'}",
                 f"--service-account-signing-key-file={folder / 'accounts.key'}",
+                # With which it passes requests on to servers of further APIs, such as metrics.
+                f"--requestheader-client-ca-file={folder / 'front-proxy-ca.crt'}",
+                "--requestheader-allowed-names=front-proxy",
+                "--requestheader-username-headers=X-Remote-User",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={folder / 'front-proxy.crt'}",
+                f"--proxy-client-key-file={folder / 'front-proxy.key'}",
                 f"--audit-policy-file={folder / 'audit-policy.yaml'}",
                 f"--audit-log-path={self.audit_log}",
                 "--audit-log-mode=blocking",  # a test may read what it has just done
@@ -187,7 +202,7 @@ class ControlPlane:
         self._tls.load_cert_chain(folder / "admin.pem")
         self._commands = layout.command_lines(assets)
         if self.has_controllers:
-            self._commands["kube-controller-manager"] += _PATIENCE
+            self._commands["kube-controller-manager"] += (*_PATIENCE, _AUTOSCALERS)
 
     @property
     def has_controllers(self) -> bool:
