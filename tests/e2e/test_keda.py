@@ -49,12 +49,11 @@ pytestmark = pytest.mark.processes
 
 def module(product: str, name: str) -> Path:
     """The folder of a product's sources, which hold its CRDs."""
-    ran = subprocess.run(
-        ["go", "list", "-m", "-f", "{{.Dir}}", name], cwd=BUILD / product, capture_output=True, text=True,
-        check=False, env={**os.environ, "GOWORK": "off"},
-    )  # fmt: skip
-    if ran.returncode:
-        pytest.skip(f"the sources of {name} are not there: {ran.stderr.strip()}")
+    for command in (["go", "mod", "download", name], ["go", "list", "-m", "-f", "{{.Dir}}", name]):
+        environment = {**os.environ, "GOWORK": "off"}
+        ran = subprocess.run(command, cwd=BUILD / product, capture_output=True, text=True, check=False, env=environment)
+        if ran.returncode:
+            pytest.skip(f"the sources of {name} are not there: {ran.stderr.strip()}")
     return Path(ran.stdout.strip())
 
 

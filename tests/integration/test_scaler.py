@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,9 +18,11 @@ from tests.waiting import PATIENCE_S
 from perseus_core import keys
 from perseus_operator.controller.advised import advised_replicas
 from perseus_operator.controller.known_jobs import KnownJobs
+from perseus_operator.controller.settings import InvalidSetting, parse_settings
 from perseus_operator.servers import scaler_service
 from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.scaler_service import METRIC, ScalerService
+from perseus_operator.servers.serving import Serving
 from perseus_proto.externalscaler import externalscaler_pb2 as messages
 from perseus_proto.externalscaler import externalscaler_pb2_grpc as stubs
 from perseus_sim.cluster.pki import Authority
@@ -180,3 +183,19 @@ async def test_calls_at_a_time_are_bounded(door: Door) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.IsActive(ref(), timeout=PATIENCE_S)
         assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+
+
+async def test_an_operator_serves_it_at_the_address_of_its_settings(tmp_path: Path) -> None:
+    authority = Authority("test")
+    files = write(tmp_path, authority, HOST)
+    flags = ["--insecure", "--scaler-address=127.0.0.1:0"]
+    with pytest.raises(InvalidSetting, match="--scaler-cert, --scaler-key, --scaler-ca: all are needed"):
+        parse_settings(flags, {})
+    flags += [f"--scaler-cert={files.cert}", f"--scaler-key={files.key}", f"--scaler-ca={files.ca}"]
+    nothing: Any = None
+    operator: Any = SimpleNamespace(advised=lambda _namespace, _name: 4)
+    server = await Serving(parse_settings(flags, {}), nothing, nothing)._scaler_server(operator)
+    assert server is not None
+    answer = await Door(authority, KnownJobs(1), server.address).call("GetMetrics", metrics(ref()))
+    assert answer.metricValues[0].metricValueFloat == 4.0
+    await server.close(0.0)

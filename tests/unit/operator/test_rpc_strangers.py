@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -10,8 +10,10 @@ import pytest
 
 from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
+from perseus_operator.servers.scaler_service import ScalerService
 from perseus_operator.servers.solver.metrics import SolverMetrics
 from perseus_operator.servers.solver.service import SolverService
+from perseus_proto.externalscaler import externalscaler_pb2
 from perseus_proto.v1alpha1 import operator_pb2, peer_pb2, solver_pb2
 
 NAMES = frozenset({"perseus-operator"})
@@ -48,9 +50,15 @@ def never_read(*_: Any) -> Any:
 
 SERVED = {
     "Operator": (operator_pb2, OperatorService(never, NAMES, never)),
+    "ExternalScaler": (externalscaler_pb2, ScalerService(never_read, NAMES)),
     "Peer": (peer_pb2, PeerService(never, never_read, "perseus-operator")),
     "Solver": (solver_pb2, SolverService(never, SolverMetrics(), version="1", allowed_sans=NAMES)),
 }
+
+
+async def answered(call: Any) -> None:
+    """Await a call's answer, or the first of its stream."""
+    await (anext(call) if isinstance(call, AsyncIterator) else call)
 
 
 def calls() -> Iterator[Any]:
@@ -67,7 +75,7 @@ def calls() -> Iterator[Any]:
 async def test_a_stranger_is_refused(call: Any, request_type: Any, names: tuple[bytes, ...]) -> None:
     context = Context(*names)
     with pytest.raises(Aborted):
-        await call(request_type(), context)
+        await answered(call(request_type(), context))
     assert context.code is grpc.StatusCode.PERMISSION_DENIED
 
 
