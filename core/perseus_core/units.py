@@ -17,6 +17,7 @@ Milliwatts = NewType("Milliwatts", int)
 _MICRO = 1_000_000
 _MILLI = 1_000
 _J_PER_KWH = 3_600_000
+_J_PER_WH = 3_600
 _NANO = 1_000_000_000
 
 
@@ -43,6 +44,21 @@ def j_from_mj(millijoules: float) -> float:
 def kwh_from_j(joules: float) -> float:
     """Joules to kilowatt-hours."""
     return joules / _J_PER_KWH
+
+
+def j_from_kwh(kilowatt_hours: float) -> float:
+    """Kilowatt-hours to joules."""
+    return kilowatt_hours * _J_PER_KWH
+
+
+def wh_from_j(joules: float) -> float:
+    """Joules to watt-hours."""
+    return joules / _J_PER_WH
+
+
+def j_from_wh(watt_hours: float) -> float:
+    """Watt-hours to joules."""
+    return watt_hours * _J_PER_WH
 
 
 def mw_from_w(watts: float) -> Milliwatts:

@@ -17,7 +17,7 @@ from perseus_operator.families.training.features.power.plans import power_w, rep
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.metrics import Metrics
-from perseus_operator.objects.values import JobRef, Now
+from perseus_operator.objects.values import JobRef, Now, Owner
 
 GRACE_S = 30.0
 
@@ -28,6 +28,7 @@ class Api:
     def __init__(self) -> None:
         self.stored: list[dict[str, Any]] = []
         self.writes: list[dict[str, Any]] = []
+        self.events: list[tuple[str, str, str]] = []
         self.error: Exception | None = None
         self.labels: dict[str, dict[str, str]] = {"ns": {}}
 
@@ -38,6 +39,9 @@ class Api:
 
     async def power_budgets(self) -> list[dict[str, Any]]:
         return self.stored
+
+    async def post_cluster_event(self, about: Owner, *, kind: str, reason: str, message: str) -> None:
+        self.events.append((about.name, kind, reason))
 
     async def write_budget_status(self, name: str, uid: str, status: dict[str, Any]) -> str:
         if self.error is not None:
@@ -57,6 +61,8 @@ class Site:
         self.metrics = Metrics()
         self.budgets = PowerBudgets(self.api, lambda: self.runners, self.metrics, grace_s=GRACE_S)
         self.now_s = 0.0
+        self.begin_s = 1_900_000_000.0
+        """Seconds since 1970, when ``now_s`` was 0."""
 
     def job(self, name: str, *, labels: Mapping[str, str] | None = None, running: bool = True, **changes: Any) -> Any:
         job = self.make_job(**changes)
@@ -83,7 +89,7 @@ class Site:
 
     async def tick(self, seconds: float = 1.0, *, leads: bool = True) -> None:
         self.now_s += seconds
-        await self.budgets.tick(Now(self.now_s, 1_900_000_000.0 + self.now_s), leads=leads)
+        await self.budgets.tick(Now(self.now_s, self.begin_s + self.now_s), leads=leads)
         for job in self.jobs.values():
             if job.state.frontier is not None and job.state.nodes:
                 job.settle()

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE
-from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, text
+from perseus_operator.api.schema import DNS_NAME, choice, integer, labels, listing, names, nested, text
 
 MAX_JOBS = 1000
 """Shares that a status shows; all count."""
@@ -79,6 +80,40 @@ class Fallback:
     )
 
 
+class EnergyPeriod(StrEnum):
+    """For how long a budget's energy is meant."""
+
+    DAY = "Day"
+    MONTH = "Month"
+
+
+def _is_time_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # no such zone, a path that leads out, a folder
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergySpec:
+    """How much energy the jobs may use in a day or a month."""
+
+    kilowatt_hours: int = integer(
+        "Energy of all GPUs of all selected jobs together in each period.", minimum=1, maximum=1_000_000_000
+    )
+    per: EnergyPeriod = choice("The period: Day or Month, from midnight to midnight.", EnergyPeriod)
+    time_zone: str = text(
+        "Where that midnight is: a name of the time zone database, such as Europe/Berlin. With summer time a day has 23"
+        " or 25 hours.",
+        rule="a name of the time zone database such as Europe/Berlin or UTC",
+        max_length=64,
+        pattern=r"^[A-Za-z0-9+_-]+(/[A-Za-z0-9+_-]+)*$",
+        default="UTC",
+        accepts=_is_time_zone,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetSpec:
     """The power limit and the jobs that share it."""
@@ -99,6 +134,12 @@ class BudgetSpec:
         " is lost, begins at its watts.",
         minimum=1,
         maximum=1_000_000_000,
+        required=False,
+    )
+    energy: EnergySpec | None = nested(
+        "Energy in a day or a month, kept by pacing: no more watts are shared than leave enough for the rest of the"
+        " period, and never more than spec.watts or the timetable. Absent: no limit.",
+        EnergySpec,
         required=False,
     )
     selector: BudgetSelector = nested(
@@ -143,6 +184,46 @@ class JobShare:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnergyUse:
+    """What was used in a period."""
+
+    begin: str = text("Begin of the period.", rule="a time", max_length=32, string_format="date-time")
+    measured_watt_hours: int = integer("By the GPUs' own counters.", minimum=0, maximum=10**15)
+    assumed_watt_hours: int = integer(
+        "Where nobody measured, at the watts that the jobs were granted: iterations that have not ended, GPUs without a"
+        " counter, and the time in which no operator ran.",
+        minimum=0,
+        maximum=10**15,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyFigures:
+    """What the jobs have used of spec.energy; at most a minute old."""
+
+    as_of: str = text("When it was so.", rule="a time", max_length=32, string_format="date-time")
+    end: str = text("End of the period.", rule="a time", max_length=32, string_format="date-time")
+    budget_watt_hours: int = integer("spec.energy.", minimum=0, maximum=10**15)
+    used: EnergyUse = nested("In the period that goes on.", EnergyUse)
+    forecast_watt_hours: int = integer(
+        "What would be used by its end if the jobs went on as their objectives ask, up to spec.watts or the timetable.",
+        minimum=0,
+        maximum=10**15,
+    )
+    pace_watts: int | None = integer(
+        "What may be drawn from now on, wherever spec.watts or the timetable allow as much, so that the energy lasts;"
+        " absent: they allow too little to use it up.",
+        minimum=0,
+        maximum=10**9,
+        required=False,
+    )
+    unmeasured_jobs: int = integer(
+        "Jobs of which nothing has been measured for ten minutes.", minimum=0, maximum=1_000_000
+    )
+    previous: EnergyUse | None = nested("In the period before.", EnergyUse, required=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BudgetFigures:
     """Everything in status but conditions and observedGeneration."""
 
@@ -168,6 +249,7 @@ class BudgetFigures:
         minimum=0,
         maximum=10**12,
     )
+    energy: EnergyFigures | None = nested("Use of spec.energy; absent: it is not set.", EnergyFigures, required=False)
     shares: tuple[JobShare, ...] | None = listing(
         "What each job is granted; at most 1000 of them.", JobShare, key="namespace,name", max_items=MAX_JOBS
     )
@@ -179,6 +261,8 @@ class BudgetCondition(StrEnum):
     ACCEPTED = "Accepted"
     KEPT = "Kept"
     """The jobs' plans draw no more than the budget, as their profiles predict it."""
+    ENERGY_KEPT = "EnergyKept"
+    """The jobs use no more than spec.energy in its period."""
 
 
 class BudgetReason(StrEnum):
@@ -190,3 +274,8 @@ class BudgetReason(StrEnum):
     NO_JOBS = "NoJobs"
     TOO_SMALL = "BudgetTooSmall"
     POWER_UNKNOWN = "PowerUnknown"
+    ENERGY_ENOUGH = "EnergyEnough"
+    ENERGY_SCARCE = "EnergyScarce"
+    ENERGY_PACED = "EnergyPaced"
+    ENERGY_TOO_SMALL = "EnergyTooSmall"
+    ENERGY_USED_UP = "EnergyUsedUp"

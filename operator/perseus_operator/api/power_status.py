@@ -23,6 +23,15 @@ class SpeedStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeterStatus:
+    """What was measured of a job's energy since an operator serves it."""
+
+    joules: int = integer("Energy of its GPUs, by their counters.", minimum=0, maximum=10**18)
+    gpu_seconds: int = integer("GPU time that this is the energy of.", minimum=0, maximum=10**15)
+    gpus: int = integer("GPUs that agents found for it now.", minimum=0, maximum=10**6)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawStatus:
     """What a job draws, for the replica of the operator that shares the budget."""
 
@@ -44,6 +53,11 @@ class DrawStatus:
         SpeedStatus,
         key="watts",
         max_items=MAX_SPEEDS,
+    )
+    meter: MeterStatus | None = nested(
+        "What was measured of its energy; absent: no PowerBudget that selects it has spec.energy.",
+        MeterStatus,
+        required=False,
     )
 
 

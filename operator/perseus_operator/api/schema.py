@@ -129,6 +129,7 @@ def text(
     required: bool = True,
     immutable: str = "",
     earlier: FormerField | None = None,
+    accepts: Callable[[str], bool] | None = None,
 ) -> Any:
     """Declare a string of 1 to ``max_length`` characters.
 
@@ -142,11 +143,14 @@ def text(
         required: whether the field must be set if it has no default.
         immutable: message of the rule that the value cannot be changed; empty: it can.
         earlier: how earlier releases wrote it; None: in the same way.
+        accepts: whether a value is one that the rule means, where no pattern can say it; None: the pattern says all.
     """
     compiled = re.compile(pattern) if pattern else None
 
     def parse(value: Any, path: str) -> str:
         if not isinstance(value, str) or not 1 <= len(value) <= max_length or (compiled and not compiled.search(value)):
+            raise _must(path, rule, value)
+        if accepts is not None and not accepts(value):
             raise _must(path, rule, value)
         if string_format == "date-time":
             try:

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from perseus_core.units import ratio_from_share
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
+from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, MeterStatus, ShareStatus, SpeedStatus
 from perseus_operator.api.stored import parse_stored, stored_items
 from perseus_operator.budgets.allocation import Claim, Share
 from perseus_operator.budgets.member import Member
+from perseus_operator.budgets.reading import Reading
 from perseus_operator.objects.formatting import exact_percent, percent
 
 _MILLION: Final = 1_000_000
@@ -74,7 +75,15 @@ def member_from_status(job: str, priority: int, status: Mapping[str, Any]) -> Me
         claim = Claim(job, priority, draw.gpus or 0, curve, digest)
     follows_w = None if share.watts is None else float(share.watts)
     drawn_w = None if draw.unsteered_watts is None else float(draw.unsteered_watts)
-    return Member(job, priority, claim, drawn_w, held_w, follows_w)
+    meter = draw.meter
+    reading = None if meter is None else Reading(float(meter.joules), float(meter.gpu_seconds))
+    return Member(job, priority, claim, drawn_w, held_w, follows_w, meter.gpus if meter else 0, reading)
+
+
+def meter_to_status(member: Member) -> MeterStatus:
+    """Write down what was measured of a member. It is rounded down each time, and what is left out is in the next."""
+    reading = member.reading or Reading()
+    return MeterStatus(joules=int(reading.energy_j), gpu_seconds=int(reading.gpu_s), gpus=member.gpus)
 
 
 def _speeds(claim: Claim) -> tuple[SpeedStatus, ...]:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from perseus_operator.budgets.allocation import Claim
+from perseus_operator.budgets.reading import Reading
 from perseus_operator.nodes.gpu import UNKNOWN_BOARD_W
 from perseus_operator.nodes.job_nodes import JobNodes
 
@@ -27,6 +28,10 @@ class Member:
     """What the GPUs that the job holds can draw by their power limits; infinite: it is not known yet."""
     follows_w: float | None = None
     """The share that another replica, which serves the job, acts on; None: it has none, or this one serves it."""
+    gpus: int = 0
+    """GPUs that agents found for the job."""
+    reading: Reading | None = None
+    """What was measured of its energy; None: the replica that serves it does not say."""
 
 
 def held_limits_w(nodes: JobNodes) -> dict[str, float]:

@@ -7,25 +7,43 @@ Nothing here waits except for writes of status.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.api.budget import BudgetCondition, BudgetFigures, BudgetReason, BudgetSpec
-from perseus_operator.api.power_status import DrawStatus
+from perseus_operator.api.power_status import DrawStatus, MeterStatus
 from perseus_operator.api.schema import dump
+from perseus_operator.api.stored import parse_stored, stored_items
 from perseus_operator.budgets import budget as power_budget
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.budgets.budget import BudgetDecision, BudgetStatement
-from perseus_operator.budgets.draw import draw_to_status, member_from_status
+from perseus_operator.budgets.draw import draw_to_status, member_from_status, meter_to_status
 from perseus_operator.budgets.member import Member
+from perseus_operator.budgets.pacing import EnergyPacing
 from perseus_operator.budgets.watts import next_watts
 from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
 from perseus_operator.clients.kube.namespace_labels import NamespaceLabels, NamespaceStore
-from perseus_operator.objects.values import JobRef, Json, Now
+from perseus_operator.errors import KubeError
+from perseus_operator.objects.values import JobRef, Json, Now, Owner
+
+logger = logging.getLogger(__name__)
+
+_SAME_EVENT_S: Final = 600.0
+"""An event is not repeated within this time."""
+_METER_S: Final = 15.0
+"""How often what was measured of a job is written for the replica that shares its budget."""
+_EVENTS: Final = {
+    BudgetReason.ENERGY_SCARCE: "Warning",
+    BudgetReason.ENERGY_PACED: "Normal",
+    BudgetReason.ENERGY_TOO_SMALL: "Warning",
+    BudgetReason.ENERGY_USED_UP: "Warning",
+}
+"""Reasons that are events as well, and of which kind."""
 
 
 class SharingJob(Protocol):
@@ -52,8 +70,10 @@ class SharingJob(Protocol):
 class BudgetMetrics(Protocol):
     """Where figures of budgets are shown."""
 
-    def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
-        """Show these; ``kept`` None: whether the budget is kept is not known."""
+    def set_budget(
+        self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None, energy_kept: bool | None
+    ) -> None:
+        """Show these; None: whether the watts, or the energy, are kept is not known."""
         ...
 
     def forget_budget(self, budget: str) -> None:
@@ -86,12 +106,21 @@ class BudgetStore(NamespaceStore, Protocol):
         """Store this whole status; the object's version after it."""
         ...
 
+    async def post_cluster_event(self, about: Owner, *, kind: str, reason: str, message: str) -> None:
+        """Post an event on a cluster-wide object; ``kind`` is Normal or Warning."""
+        ...
+
 
 @dataclass
 class _Budget(ClusterObject[BudgetSpec]):
     watts: float | None = None
     """What is shared now; None: nothing has been yet."""
     decision: BudgetDecision = field(default_factory=BudgetDecision)
+    pacing: EnergyPacing = field(default_factory=EnergyPacing)
+    said: BudgetReason | None = None
+    """What was said last of its energy."""
+    posted: dict[BudgetReason, float] = field(default_factory=dict)
+    """Events posted lately, and when (monotonic)."""
 
     def shared(self, spec: BudgetSpec) -> BudgetSpec:
         """The spec with the watts that are shared now."""
@@ -136,6 +165,8 @@ class PowerBudgets(ClusterObjects[_Budget]):
         """What the GPUs of this replica's jobs can draw, by namespace/name."""
         self._namespaces = NamespaceLabels(kube)
         self._ticked_s: float | None = None
+        self._meters: dict[str, tuple[float, MeterStatus]] = {}
+        """What was written last of this replica's jobs for the one that shares budgets, and when (monotonic)."""
 
     async def _list(self) -> list[Json]:
         return await self._kube.power_budgets()
@@ -147,6 +178,8 @@ class PowerBudgets(ClusterObjects[_Budget]):
         if new or not self._leads:  # as another replica, or an operator before this one, has decided
             budget.decision = power_budget.decision_from_status(status)
             budget.watts = status.get("watts")
+            budget.pacing = EnergyPacing(parse_stored(BudgetFigures, status))
+            budget.said = _said(status)
         for runner in self._runners():
             self.grant_share(runner)
 
@@ -191,8 +224,8 @@ class PowerBudgets(ClusterObjects[_Budget]):
         if leads:
             for budget in self._objects.values():
                 if budget.spec is not None:
-                    budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
-                    self._decide(budget, budget.shared(budget.spec), ours, theirs, now)
+                    members = self._members(budget, budget.spec, ours, theirs, now)
+                    _decide(budget, budget.spec, members, elapsed_s, now)
         for runner in runners:
             self.grant_share(runner)
         if leads:
@@ -212,9 +245,19 @@ class PowerBudgets(ClusterObjects[_Budget]):
             settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
             member = runner.member(now, settled=settled)
             members.append((runner, member))
-            runner.publish_draw(None if self._leads or member is None else draw_to_status(member))
+            runner.publish_draw(None if self._leads or member is None else self._draw(member, now))
         self._held_w = {str(runner.ref): member.held_w for runner, member in members if member is not None}
+        self._meters = {job: meter for job, meter in self._meters.items() if job in self._held_w}
         return members
+
+    def _draw(self, member: Member, now: Now) -> DrawStatus:
+        """What the status says of a job; of its energy now and then, which would change with every iteration."""
+        draw = draw_to_status(member)
+        if not any(budget.spec and budget.spec.energy for budget in self._objects.values()):
+            return draw
+        if member.job not in self._meters or now.monotonic_s >= self._meters[member.job][0] + _METER_S:
+            self._meters[member.job] = now.monotonic_s, meter_to_status(member)
+        return replace(draw, meter=self._meters[member.job][1])
 
     def _other_members(self, others: Iterable[OtherJob]) -> list[tuple[OtherJob, Member | None]]:
         """Other replicas' jobs that share a budget, and what their status says that they draw."""
@@ -231,22 +274,22 @@ class PowerBudgets(ClusterObjects[_Budget]):
             members.append((other, stored[1]))
         return members
 
-    def _decide(
+    def _members(
         self,
         budget: _Budget,
         spec: BudgetSpec,
         ours: Iterable[tuple[SharingJob, Member | None]],
         others: Iterable[tuple[OtherJob, Member | None]],
         now: Now,
-    ) -> None:
+    ) -> list[Member]:
+        """The jobs that a budget selects and that draw power."""
         selected = [(str(r.ref), member) for r, member in ours if self._selects(spec, r.ref.namespace, r.labels)]
         selected += [(str(o), member) for o, member in others if self._selects(spec, o.namespace, o.labels)]
         members = [member for _, member in selected if member is not None]
         if now.monotonic_s < self._settled_s:
             observed = {job for job, _ in selected}
             members += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
-        decision = power_budget.decide_shares(spec, members, budget.decision)
-        budget.decision = power_budget.lower_first(decision, budget.decision)
+        return members
 
     def _is_selected(self, namespace: str, labels: Mapping[str, str]) -> bool:
         specs = (budget.spec for budget in self._objects.values() if budget.spec is not None)
@@ -261,12 +304,49 @@ class PowerBudgets(ClusterObjects[_Budget]):
         fields: Json = {}
         if budget.spec is not None:
             shared = budget.shared(budget.spec)
-            figures = power_budget.figures(shared, budget.decision)
+            figures = replace(power_budget.figures(shared, budget.decision), energy=budget.pacing.figures)
             within = power_budget.within_budget(shared, budget.decision)
-            self._metrics.set_budget(budget.name, shared.watts, figures, kept=within.status)
-            conditions.append(within)
+            energy = budget.pacing.statement
+            energy_kept = None if energy is None else energy.status
+            self._metrics.set_budget(budget.name, shared.watts, figures, kept=within.status, energy_kept=energy_kept)
+            conditions += [within] if energy is None else [within, energy]
             fields = dump(figures)
         await self._write_status(budget, conditions, fields, now)
+        await self._announce(budget, now)
+
+    async def _announce(self, budget: _Budget, now: Now) -> None:
+        """Post an event where something else is said of a budget's energy than before."""
+        statement = budget.pacing.statement
+        reason = None if statement is None else statement.reason
+        before, budget.said = budget.said, reason
+        if statement is None or reason == before or reason not in _EVENTS:
+            return
+        if now.monotonic_s < budget.posted.get(reason, -math.inf) + _SAME_EVENT_S:
+            return
+        budget.posted[reason] = now.monotonic_s
+        about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", keys.BUDGET_KIND, budget.name, budget.uid)
+        try:
+            await self._kube.post_cluster_event(about, kind=_EVENTS[reason], reason=reason, message=statement.message)
+        except KubeError as error:
+            logger.warning("PowerBudget %s: event not posted: %s", budget.name, error)
+
+
+def _decide(budget: _Budget, spec: BudgetSpec, members: Sequence[Member], elapsed_s: float, now: Now) -> None:
+    if spec.energy is None:
+        budget.pacing = EnergyPacing()
+    else:
+        budget.pacing.advance(spec, spec.energy, members, budget.decision, now)
+    budget.watts = next_watts(spec, budget.watts, now.wall_s, elapsed_s, budget.pacing.level_w)
+    decision = power_budget.decide_shares(budget.shared(spec), members, budget.decision)
+    budget.decision = power_budget.lower_first(decision, budget.decision)
+
+
+def _said(status: Mapping[str, Any]) -> BudgetReason | None:
+    """What an operator before this one has said of a budget's energy."""
+    for condition in stored_items(status.get("conditions")):
+        if condition.get("type") == BudgetCondition.ENERGY_KEPT and condition.get("reason") in list(BudgetReason):
+            return BudgetReason(condition["reason"])
+    return None
 
 
 def _accepted(budget: _Budget) -> BudgetStatement:

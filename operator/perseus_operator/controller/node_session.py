@@ -298,8 +298,12 @@ class NodeSession:
     def _observe_report(self, node: Node, report: IterationReport | EngineWindow) -> None:
         family = self._family()
         if isinstance(report, EngineWindow):
+            engine = node.engines.found.get((report.pod_uid, report.pid))
+            gpus = 0 if engine is None else len(engine.gpu_uuids)
+            self._job.energy_reported(report.energy_mj, gpus * report.time_us)
             urgent = family.window_reported(node, report)
         else:
+            self._job.energy_reported(report.energy_mj, len(report.rank_ids) * report.iteration_time_us)
             urgent = family.reported(node, report)
         if urgent is not None:
             (self._wake.now if urgent else self._wake.in_turn)()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from perseus_core.iteration import IterationReport
@@ -186,4 +186,5 @@ def member_of(job: Job, family: Family, now: Now, *, settled: bool) -> Member | 
         return None
     if job.fenced is not None:
         return Member(str(job.ref), job.spec.priority)  # what it draws is not ours to know: it keeps its share
-    return family.member(now, settled=settled)
+    member = family.member(now, settled=settled)
+    return replace(member, gpus=sum(len(node.gpu_uuids) for node in job.nodes.values()), reading=job.reading)

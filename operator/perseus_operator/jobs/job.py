@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perseus_core.units import j_from_mj, s_from_us
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import WorkSpec
 from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.budgets.allocation import Share
+from perseus_operator.budgets.reading import Reading
 from perseus_operator.jobs.lifecycle import JobEnd
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.workloads import Selection
@@ -48,6 +50,8 @@ class Job:
     """Of a PowerBudget; None: no budget selects the job."""
     draw: DrawStatus | None = None
     """What another replica must know to share a PowerBudget with the job; None: no other one shares any."""
+    reading: Reading = Reading()  # noqa: RUF009  # it is frozen
+    """What this operator has measured of its energy."""
     fenced: Explanation | None = None
     raised_epoch: int = 0
     """Drawn for this job, because an agent had seen the operator's or a higher one; 0: none was."""
@@ -102,6 +106,16 @@ class Job:
     def share_granted(self, share: Share | None) -> None:
         """A PowerBudget grants the job this share; None: no budget selects it."""
         self.share = share
+
+    def energy_reported(self, energy_mj: int | None, gpu_us: int) -> None:
+        """Agents report the energy of some GPUs over some time.
+
+        Args:
+            energy_mj: None: it was not measured.
+            gpu_us: microseconds, of all these GPUs together.
+        """
+        if energy_mj is not None:
+            self.reading = self.reading.plus(j_from_mj(energy_mj), s_from_us(gpu_us))
 
     def fenced_by(self, fault: Explanation) -> None:
         """A newer operator commands the job: this one must not."""

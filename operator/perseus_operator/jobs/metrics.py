@@ -15,8 +15,8 @@ from prometheus_client.exposition import generate_latest
 
 from perseus_core.evidence import Evidence
 from perseus_core.marks import ClockControl
-from perseus_core.units import j_from_mj, ratio_from_share, s_from_ms, s_from_us
-from perseus_operator.api.budget import BudgetFigures
+from perseus_core.units import j_from_mj, j_from_wh, ratio_from_share, s_from_ms, s_from_us
+from perseus_operator.api.budget import BudgetFigures, EnergyFigures
 from perseus_operator.api.status import Figures, Savings, StatusFigures
 from perseus_operator.jobs.pools.metrics import PoolMetrics
 from perseus_operator.nodes.iterations import Measured
@@ -68,6 +68,12 @@ _BUDGET_GAUGES: Final = {
     "least_watts": "Power that the jobs draw at their most frugal plans.",
     "unsteered_watts": "Power of selected jobs whose clocks are not set; subtracted from the budget first.",
     "gpus_per_watt": "Throughput that one more watt would add, in GPUs at full speed.",
+    "energy_limit_joules": "spec.energy of the PowerBudget; absent: it has none.",
+    "energy_measured_joules": "Energy of its jobs in the period that goes on, by the GPUs' counters.",
+    "energy_assumed_joules": "The same where nobody measured, at the watts that were granted.",
+    "energy_forecast_joules": "What would be used by the end of the period if objectives decided.",
+    "energy_pace_watts": "Power that lets the energy last; absent: spec.watts or the timetable do.",
+    "energy_kept": "1 if the energy can be kept, 0 if it is used up or the most frugal plans need more.",
     "kept": "1 if the predicted power of all plans fits the budget, 0 if it does not; absent: not known.",
 }
 
@@ -294,8 +300,18 @@ class Metrics:
         if info is not None:
             self._info.remove(job.namespace, job.name, *info)
 
-    def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
-        """Set the series of one PowerBudget; ``kept`` None: whether the budget is kept is not known."""
+    def set_budget(
+        self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None, energy_kept: bool | None
+    ) -> None:
+        """Set the series of one PowerBudget.
+
+        Args:
+            budget: its name.
+            watts: that are shared now.
+            figures: of its status.
+            kept: whether its watts are; None: not known.
+            energy_kept: whether its energy is; None: it has none.
+        """
         values = {
             "watts": watts,
             "jobs": figures.jobs,
@@ -305,6 +321,7 @@ class Metrics:
             "unsteered_watts": figures.unsteered_watts,
             "gpus_per_watt": figures.milli_gpus_per_kilowatt / 1e6,
             "kept": kept,
+            **_energy(figures.energy, energy_kept),
         }
         for name, value in values.items():
             _set(self._budgets[name], (budget,), None if value is None else float(value))
@@ -351,6 +368,20 @@ def _savings(savings: Savings | None) -> dict[str, float | None]:
 
 def _joules(figures: Figures | None) -> float | None:
     return None if figures is None or figures.energy_millijoules is None else j_from_mj(figures.energy_millijoules)
+
+
+def _energy(energy: EnergyFigures | None, kept: bool | None) -> dict[str, float | None]:
+    """The figures of spec.energy; each absent if there is none."""
+    if energy is None:
+        return dict.fromkeys(name for name in _BUDGET_GAUGES if name.startswith("energy_"))
+    return {
+        "energy_limit_joules": j_from_wh(energy.budget_watt_hours),
+        "energy_measured_joules": j_from_wh(energy.used.measured_watt_hours),
+        "energy_assumed_joules": j_from_wh(energy.used.assumed_watt_hours),
+        "energy_forecast_joules": j_from_wh(energy.forecast_watt_hours),
+        "energy_pace_watts": energy.pace_watts,
+        "energy_kept": kept,
+    }
 
 
 def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:

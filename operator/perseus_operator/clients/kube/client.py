@@ -43,6 +43,8 @@ _PAGE_BYTES: Final = 2 << 20
 """Parsed in some ten milliseconds."""
 _MOST_SLICES: Final = 32
 """Of a node that are read: a driver publishes a node's devices in one or a few."""
+_CLUSTER_EVENTS: Final = "default"
+"""Namespace of events about objects that have none: the API server takes them in no other."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -161,6 +163,10 @@ class KubeClient(ObjectStore, AccessReviews):
         about = Owner(f"{keys.API_GROUP}/{keys.API_VERSION}", job.kind, job.name, job.uid)
         await self._post_event(job.namespace, about, kind, reason, message)
 
+    async def post_cluster_event(self, about: Owner, *, kind: str, reason: str, message: str) -> None:
+        """Post an event on a cluster-wide object: kubectl describe looks for it in the namespace default."""
+        await self._post_event("", about, kind, reason, message)
+
     async def warn(self, namespace: str, about: Owner, *, reason: str, message: str) -> None:
         """Post a warning on an object of a namespace."""
         await self._post_event(namespace, about, "Warning", reason, message)
@@ -171,8 +177,8 @@ class KubeClient(ObjectStore, AccessReviews):
         body: Any = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{about.name}.", "namespace": namespace},
-            "involvedObject": {**involved, "namespace": namespace},
+            "metadata": {"generateName": f"{about.name}.", "namespace": namespace or _CLUSTER_EVENTS},
+            "involvedObject": {**involved, **({"namespace": namespace} if namespace else {})},
             "type": kind,
             "reason": reason,
             "message": message[:1024],
@@ -184,7 +190,9 @@ class KubeClient(ObjectStore, AccessReviews):
             "reportingInstance": FIELD_MANAGER,
         }
         await self._request(
-            self._core.create_namespaced_event(namespace, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S)
+            self._core.create_namespaced_event(
+                body["metadata"]["namespace"], body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S
+            )
         )
 
     async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
