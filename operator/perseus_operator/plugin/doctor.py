@@ -89,7 +89,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.AGENT_REFUSED: "follow the message; often another PerseusJob claims the same pod",
     Reason.GPU_NOT_CONTROLLABLE: "free the GPU of MIG, sharing and other programs that set clocks",
     Reason.FENCED: "find the other operator; one of both must go",
-    Reason.LIMITED_BY_BUDGET: "nothing, or raise the PowerBudget's spec.watts or spec.energy, or the job's priority in it",
+    Reason.LIMITED_BY_BUDGET: "nothing, or raise spec.watts or spec.energy of the PowerBudget, or the job's priority",
     Reason.DEADLINE_OUT_OF_REACH: "move the deadline: no plan is faster",
     Reason.APPLYING: "wait: less than an iteration",
     Reason.RECOMMEND_ONLY: "set spec.mode: Enforce",
