@@ -31,8 +31,8 @@ enum {
 enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96, SAMPLES = 120, SAMPLE_US = 20000, MAX_CHANGES = 16 };
 enum { IDLE_PERCENT_OF_CLOCK = 15, POWER_CAP = 4 };
 static const double Z99 = 2.3263478740408408, AT_POWER_LIMIT = 0.999;
-static const uint64_t MAGIC = 0x334c4d564e53524bULL;
-static const uint32_t FIELD_POWER_INSTANT = 186;
+static const uint64_t MAGIC = 0x344c4d564e53524bULL;
+static const uint32_t FIELD_POWER_INSTANT = 186, FIELD_SMOOTHING = 251, FIELD_FLOOR = 275, FIELD_SECONDARY_FLOOR = 276;
 
 typedef unsigned int nvmlReturn_t;
 typedef void *nvmlDevice_t;
@@ -62,7 +62,8 @@ typedef struct {
   /* Written by perseus_shim_set; the order is that of KEYS below. */
   int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
       has_energy, has_samples, lost, mig, mps, processes, permitted, reasons, cap_mhz, transition_p99_us, call_us, call_p99_us,
-      target_permille, outlier_ppm, outlier_permille, shared_lock, reader_period_us, reader_call_us, plateau_mhz, locked_mhz;
+      target_permille, outlier_ppm, outlier_permille, shared_lock, reader_period_us, reader_call_us, plateau_mhz,
+      requested_profiles, enforced_profiles, floor_w, secondary_floor_w, locked_mhz;
   /* Kept by the shim; read by perseus_shim_get. */
   int64_t lock_calls, reset_calls, last_write_ns, settle_us, clock_mhz, energy_mj;
   /* Clocks that were asked for and are not in effect, in the order in which they will be. */
@@ -529,10 +530,35 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_
   ENTER(d);
   for (int i = 0; i < count; i++) {
     values[i].timestamp = now_ns() / 1000;
-    values[i].nvmlReturn = values[i].fieldId == FIELD_POWER_INSTANT ? SUCCESS : NOT_SUPPORTED;
+    uint32_t field = values[i].fieldId;
+    int known = field == FIELD_POWER_INSTANT || field == FIELD_SMOOTHING || field == FIELD_FLOOR || field == FIELD_SECONDARY_FLOOR;
+    values[i].nvmlReturn = known ? SUCCESS : NOT_SUPPORTED;
     values[i].valueType = 1;
-    values[i].value.ullVal = values[i].nvmlReturn ? 0 : (uint64_t)power_mw(g);
+    values[i].value.ullVal = !known ? 0
+                             : field == FIELD_POWER_INSTANT ? (uint64_t)power_mw(g)
+                             : field == FIELD_SMOOTHING     ? (uint64_t)(g->floor_w || g->secondary_floor_w)
+                             : field == FIELD_FLOOR         ? (uint64_t)g->floor_w
+                                                            : (uint64_t)g->secondary_floor_w;
   }
+  return leave(SUCCESS);
+}
+
+typedef struct {
+  uint32_t mask[8];
+} mask_t;
+
+typedef struct {
+  uint32_t version;
+  mask_t known, requested, enforced;
+} profiles_t;
+
+/* Workload power profiles: the first 32 of them. They change nothing else here; cap_mhz does what a profile would do. */
+nvmlReturn_t nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(nvmlDevice_t d, profiles_t *profiles) {
+  ENTER(d);
+  memset(&profiles->known, 0, 3 * sizeof(mask_t));
+  profiles->known.mask[0] = ~0u;
+  profiles->requested.mask[0] = (uint32_t)g->requested_profiles;
+  profiles->enforced.mask[0] = (uint32_t)g->enforced_profiles;
   return leave(SUCCESS);
 }
 
@@ -593,9 +619,10 @@ static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
     "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "processes", "permitted", "reasons", "cap_mhz",
     "transition_p99_us", "call_us", "call_p99_us", "target_permille", "outlier_ppm", "outlier_permille", "shared_lock",
-    "reader_period_us", "reader_call_us", "plateau_mhz", "locked_mhz",
+    "reader_period_us", "reader_call_us", "plateau_mhz", "requested_profiles", "enforced_profiles", "floor_w",
+    "secondary_floor_w", "locked_mhz",
     "lock_calls", "reset_calls", "last_write_ns", "settle_us", "clock_mhz", "energy_mj"};
-enum { WRITABLE_KEYS = 30, ALL_KEYS = 36 };
+enum { WRITABLE_KEYS = 34, ALL_KEYS = 40 };
 
 static int64_t *value_of(gpu_t *g, const char *key, int keys) {
   for (int i = 0; i < keys; i++)

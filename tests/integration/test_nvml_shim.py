@@ -20,6 +20,7 @@ from perseus_agent import errors
 from perseus_agent.devices import driver_energy, nvml
 from perseus_agent.devices.base import Controllability, EventReason, open_device_set
 from perseus_agent.devices.energy import EnergyMeter
+from perseus_core.power_policy import PowerPolicy
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
 
 LOCK = "nvmlDeviceSetGpuLockedClocks"
@@ -393,6 +394,27 @@ def test_a_board_tells_the_highest_limit_that_it_can_have_or_nothing(devices: nv
     opened = open_device_set("nvml")
     assert [device.identity.max_power_mw for device in opened.devices] == [None, None]
     opened.close()
+
+
+def test_power_profiles_and_smoothing_are_read_by_name_where_the_driver_has_them(
+    devices: nvml.NvmlDevices, shim: Shim
+) -> None:
+    device, other = devices.devices
+    assert device.power_policy() == PowerPolicy()
+    shim.set(
+        0, requested_profiles=1 << 7 | 1 << 1, enforced_profiles=1 << 1 | 1 << 31, floor_w=300, secondary_floor_w=90
+    )
+    assert device.power_policy() == PowerPolicy(("LLM_TRAINING", "MAX_Q"), ("MAX_Q", "PROFILE_31"), 300, 90)
+    assert other.power_policy() == PowerPolicy()
+    shim.inject("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert device.power_policy() == PowerPolicy(floor_w=300, secondary_floor_w=90)
+    shim.inject("nvmlDeviceGetFieldValues", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert device.power_policy() is None
+
+
+def test_the_reasons_of_newer_drivers_are_read(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    shim.set(0, busy_permille=1000, reasons=0x200 | 0x400 | 0x800)
+    assert devices.devices[0].event_reasons() == EventReason.BOARD_LIMIT | EventReason.RELIABILITY
 
 
 def test_no_driver_is_an_error_that_says_to_wait(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

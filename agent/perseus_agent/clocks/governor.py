@@ -22,6 +22,7 @@ from perseus_agent.clocks.call_queue import CallTurns, gain_mhz
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.latency import LatencyMeter
+from perseus_agent.clocks.policy_reader import PolicyReader
 from perseus_agent.clocks.read_back import ReadBack, Verdict
 from perseus_agent.clocks.standing import TRANSITIONS, Standing
 from perseus_agent.devices.base import Controllability, Device, EventReason
@@ -92,6 +93,7 @@ class Governor:
         self._failures = 0
         self._restore_retry_s = RESTORE_RETRY_S
         self._read_back = ReadBack(device.identity.supported_clocks_mhz, clock())
+        self.policy = PolicyReader(device)
         published, waits = published_latency(device.identity.model), turns.waits if turns else None
         self.latency = LatencyMeter(published, us_from_s(clock()), waits)
         """How long changes take."""
@@ -233,6 +235,7 @@ class Governor:
 
     def observe(self, clock_mhz: int, reasons: EventReason) -> None:
         """Compare the clock read back with the requested one."""
+        self.policy.read()
         if self.applied is None or self.lost:
             return
         settled_s = self._clock() - max(self._limits.settle_s, self.latency.switch.p99_s)

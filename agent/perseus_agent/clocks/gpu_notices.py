@@ -21,6 +21,8 @@ class GpuNoticeKind(Enum):
     POWER_BRAKE = "POWER_BRAKE"
     HARDWARE_SLOWDOWN = "HARDWARE_SLOWDOWN"
     POWER_CAP = "POWER_CAP"
+    BOARD_LIMIT = "BOARD_LIMIT"
+    RELIABILITY = "RELIABILITY"
     DRIFT = "DRIFT"
     FOREIGN_WRITE = "FOREIGN_WRITE"
     LOST = "LOST"
@@ -32,6 +34,8 @@ _REASONS: Final = {
     GpuNoticeKind.POWER_BRAKE: EventReason.POWER_BRAKE,
     GpuNoticeKind.HARDWARE_SLOWDOWN: EventReason.HARDWARE_SLOWDOWN,
     GpuNoticeKind.POWER_CAP: EventReason.POWER_CAP,
+    GpuNoticeKind.BOARD_LIMIT: EventReason.BOARD_LIMIT,
+    GpuNoticeKind.RELIABILITY: EventReason.RELIABILITY,
 }
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from perseus_agent.errors import SettingsError
+from perseus_core.power_policy import PowerPolicy
 
 
 class Controllability(enum.Enum):
@@ -52,6 +53,10 @@ class EventReason(enum.Flag):
     HARDWARE_THERMAL = enum.auto()
     POWER_BRAKE = enum.auto()
     SYNC_BOOST = enum.auto()
+    BOARD_LIMIT = enum.auto()
+    """The board's current or voltage, not its power limit."""
+    RELIABILITY = enum.auto()
+    """The voltage that the chip bears for its lifetime."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,18 @@ class ListsProcesses(Protocol):
 
         Returns:
             The number, in whatever process namespace; None: the driver does not say.
+
+        Raises:
+            DeviceError: the driver refused.
+        """
+
+
+@runtime_checkable
+class TellsPowerPolicy(Protocol):
+    """A device whose driver says what else it is held to; not needed to run an agent."""
+
+    def power_policy(self) -> PowerPolicy | None:
+        """Read workload power profiles and power smoothing; None: the GPU or its driver has neither.
 
         Raises:
             DeviceError: the driver refused.

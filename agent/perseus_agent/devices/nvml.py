@@ -33,6 +33,7 @@ from perseus_agent.errors import (
     NotSupported,
     SettingsError,
 )
+from perseus_core.power_policy import PowerPolicy
 from perseus_core.units import us_from_ns
 
 log = logging.getLogger(__name__)
@@ -81,12 +82,21 @@ REASONS: Final[Mapping[int, EventReason]] = {
     0x20: EventReason.SOFTWARE_THERMAL,
     0x40: EventReason.HARDWARE_THERMAL,
     0x80: EventReason.POWER_BRAKE,
+    0x200: EventReason.BOARD_LIMIT,
+    0x400: EventReason.RELIABILITY,
 }
 """Clock event reasons by NVML's bit.
 
 Left out: application clocks and display clocks, which do not show a locked clock.
 """
 
+_PROFILE: Final = "NVML_POWER_PROFILE_"
+PROFILES: Final[Mapping[int, str]] = {
+    getattr(pynvml, name): name.removeprefix(_PROFILE)
+    for name in dir(pynvml)
+    if name.startswith(_PROFILE) and "OPERATION" not in name and name != f"{_PROFILE}MAX"
+}
+"""Names of workload power profiles, by number; what newer drivers add has its number as a name."""
 ENERGY_CHECK_S: Final = 0.25
 """How long the energy counters are watched at start: twice the slowest known period, about 106 ms."""
 _CAP_SYS_ADMIN: Final = 1 << 21
@@ -239,6 +249,15 @@ class NvmlDevice:
                 reasons |= reason
         return reasons
 
+    def power_policy(self) -> PowerPolicy | None:
+        """Drivers before 570 know no profiles, and those before 580 no second floor."""
+        profiles = self._optional("power profiles", _current_profiles)
+        floors = self._optional("power smoothing", _power_floors)
+        if profiles is None and floors is None:
+            return None
+        requested, enforced = profiles or ((), ())
+        return PowerPolicy(requested, enforced, *(floors or (0, 0)))
+
     def compute_processes(self) -> int | None:
         processes = self._optional("compute processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
         return None if processes is None else len(processes)
@@ -330,6 +349,33 @@ class NvmlDevice:
             raise DeviceLost(f"{self._uuid}: the driver does not find this GPU any more") from None
         self._handle_generation = generation
         return self._handle
+
+
+def _current_profiles(handle: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the workload power profiles that are requested, and of those that are enforced."""
+    current = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+    pynvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(handle, pynvml.byref(current))
+    return _profile_names(current.requestedProfilesMask.mask), _profile_names(current.enforcedProfilesMask.mask)
+
+
+def _profile_names(mask: Sequence[int]) -> tuple[str, ...]:
+    """The words of a mask hold 32 profiles each."""
+    numbers = [number for number in range(32 * len(mask)) if mask[number // 32] >> (number % 32) & 1]
+    return tuple(sorted(PROFILES.get(number, f"PROFILE_{number}") for number in numbers))
+
+
+def _power_floors(handle: Any) -> tuple[int, int] | None:
+    """Watts at which power smoothing keeps the GPU, and at which delayed smoothing does; None: it is not supported."""
+    fields = (
+        pynvml.NVML_FI_PWR_SMOOTHING_ENABLED,
+        pynvml.NVML_FI_PWR_SMOOTHING_PRIMARY_POWER_FLOOR,
+        pynvml.NVML_FI_PWR_SMOOTHING_SECONDARY_POWER_FLOOR,
+    )
+    values = pynvml.nvmlDeviceGetFieldValues(handle, list(fields))
+    if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    floors = [value.value.uiVal if value.nvmlReturn == pynvml.NVML_SUCCESS else 0 for value in values[1:]]
+    return (floors[0], floors[1]) if values[0].value.uiVal else (0, 0)
 
 
 def _unless_failed(call: Callable[[], T]) -> T | None:

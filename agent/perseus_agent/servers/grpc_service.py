@@ -46,6 +46,7 @@ from perseus_core.units import ms_from_s, s_from_ms
 from perseus_proto.hello import Hello
 from perseus_proto.latency import encode_latency
 from perseus_proto.planset import InvalidPlanSet, decode_changes, decode_plan_set
+from perseus_proto.power_policy import encode_policy
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -299,4 +300,5 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         has_energy_counter=energy_mj is not None,
         clock_latency=encode_latency(governor.latency.described(), call_p99_us=governor.latency.calls.p99_us),
         max_power_mw=identity.max_power_mw or 0,
+        power_policy=None if governor.policy.latest is None else encode_policy(governor.policy.latest),
     )

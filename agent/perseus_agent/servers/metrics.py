@@ -9,8 +9,10 @@ GPU that is lost keeps its part, and one that is first read late brings nothing 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
+from itertools import chain
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -64,6 +66,12 @@ SERIES: Final = (
         _NODE,
     ),
     Series("perseus_node_gpus_adrift", "gauge", "GPUs that run, without a reason, at another clock than set.", _NODE),
+    Series(
+        "perseus_node_gpu_power_profiles",
+        "gauge",
+        "GPUs whose driver enforces a workload power profile, by its name; absent: none does.",
+        (*_NODE, "profile"),
+    ),
     Series("perseus_node_gpu_power_watts", "gauge", "Power drawn by all GPUs that answer.", _NODE),
     Series(
         "perseus_node_gpu_energy_joules_total",
@@ -229,6 +237,9 @@ class NodeCollector(Collector):
         yield "perseus_node_gpus_locked", (), len(locked)
         yield "perseus_node_gpus_locked_without_rank", (), len(locked - wanted)
         yield "perseus_node_gpus_adrift", (), sum(each.standing is not Standing.OURS for each in governors)
+        policies = [policy for governor in governors if (policy := governor.policy.latest) is not None]
+        for profile, gpus in sorted(Counter(chain.from_iterable(policy.enforced for policy in policies)).items()):
+            yield "perseus_node_gpu_power_profiles", (profile,), gpus
         yield from _power("perseus_node_gpu_power_watts", (), workers)
         used_mj = sum(worker.meter.used_mj for worker in workers)
         yield "perseus_node_gpu_energy_joules_total", (), j_from_mj(used_mj)

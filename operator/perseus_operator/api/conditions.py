@@ -38,7 +38,7 @@ class ConditionType(StrEnum):
     OBJECTIVE_KEPT = "ObjectiveKept"
     """Measured requests keep the limits of the pool."""
     FOREIGN_CONTROL = "ForeignControl"
-    """Another program sets clocks or power limits of GPUs of a pool: it is left alone."""
+    """Another program sets clocks, power limits or power profiles of the GPUs: it is left alone."""
     READY = "Ready"
 
 
@@ -137,6 +137,7 @@ class Reason(StrEnum):
     # ForeignControl
     FOREIGN_POWER_LIMIT = "ForeignPowerLimit"
     FOREIGN_CLOCK = "ForeignClock"
+    POWER_PROFILE_ENFORCED = "PowerProfileEnforced"
     NO_FOREIGN_CONTROL = "NoForeignControl"
     # Ready
     READY = "Ready"

@@ -13,7 +13,7 @@ from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US, share, signed
 from perseus_operator.api.power_status import ShareStatus
-from perseus_operator.api.schema import integer, listing, nested, text
+from perseus_operator.api.schema import integer, listing, names, nested, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +347,13 @@ class StatusFigures:
         "What is known of the job's GPUs that matters to plans; absent: no agent has described them all yet.",
         HardwareStatus,
         required=False,
+    )
+    power_profiles: tuple[str, ...] | None = names(
+        "Workload power profiles that the driver enforces on GPUs of the job, under which baseline and savings are"
+        " measured; absent: none.",
+        rule="a name of a power profile",
+        pattern=r"^[A-Z][A-Z0-9_]*$",
+        max_items=256,
     )
     advised: AdviceStatus | None = nested("The plan that the objective asks for.", AdviceStatus, required=False)
     sweep: SweepStatus | None = nested(

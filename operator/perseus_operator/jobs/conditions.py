@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode, WorkSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault
 from perseus_operator.objects.formatting import counted
+
+_FOREIGN_WRITE = "FOREIGN_WRITE"
+"""As agents call it that a clock that had been reached was changed by another program."""
 
 
 def all_conditions(
@@ -28,7 +32,7 @@ def all_conditions(
     """
     conditions = [accepted(job, fault)]
     if job.spec is not None:
-        conditions += [*of_family, *_life(job, job.spec)]
+        conditions += [*of_family, foreign_control(job), *_life(job, job.spec)]
     finished = next((each for each in conditions if each.type is ConditionType.FINISHED and each.status), None)
     if finished is not None:  # as tools expect of what has come to its end
         return [*conditions, Condition(ConditionType.READY, True, finished.reason, finished.message)]
@@ -66,6 +70,34 @@ def agents_ready(job: Job) -> Condition:
         message = f"The clocks of {len(locked)} GPUs cannot be set; the first is {locked[0]}"
         return Condition(kind, False, Reason.GPU_NOT_CONTROLLABLE, message)
     return Condition(kind, True, Reason.LEASED, f"Leases are held on {counted(len(nodes), 'node')}.")
+
+
+def foreign_control(job: Job) -> Condition:
+    """Whether another program sets what the GPUs run at. Nothing is done about it: of two that fight nobody knows."""
+    kind = ConditionType.FOREIGN_CONTROL
+    set_clocks = [f"{gpu} on {node.name}" for node in job.nodes.occupied for gpu, what in sorted(node.gpu_events)
+                  if what == _FOREIGN_WRITE]  # fmt: skip
+    limited = [pod for node in job.nodes.occupied for pod in node.pods if pod.power_limit]
+    if set_clocks:
+        message = f"Another program has set the clocks of {counted(len(set_clocks), 'GPU')}; the first is"
+        return Condition(kind, True, Reason.FOREIGN_CLOCK, f"{message} {set_clocks[0]}. They are left as they are.")
+    if profiles := job.nodes.power_profiles:
+        node = min(node.name for node in job.nodes.occupied if node.power_profiles)
+        message = (
+            f"The driver enforces {counted(len(profiles), 'power profile')} ({', '.join(profiles)}) on GPUs of the"
+            f" job; the first node is {node}. The firmware may hold clocks below those of the plan; what was measured"
+            " under other profiles is measured again."
+        )
+        return Condition(kind, True, Reason.POWER_PROFILE_ENFORCED, message)
+    if limited:
+        first = min(limited, key=lambda pod: pod.name)
+        message = (
+            f"{counted(len(limited), 'pod')} have the annotation {keys.ANNOTATION_POWER_LIMIT}; the first is"
+            f" {first.name}: NVIDIA Dynamo's power agent limits its GPUs to {first.power_limit} W each. That is left"
+            " alone; clocks are set below it."
+        )
+        return Condition(kind, True, Reason.FOREIGN_POWER_LIMIT, message)
+    return Condition(kind, False, Reason.NO_FOREIGN_CONTROL, "No other program is known to set clocks or power limits.")
 
 
 def _life(job: Job, spec: WorkSpec) -> Iterator[Condition]:

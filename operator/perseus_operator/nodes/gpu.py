@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perseus_core.clock_latency import ClockLatency, Transition
+from perseus_core.power_policy import PowerPolicy
 
 MAX_BOARD_W: Final = 10_000.0
 """No GPU, nor a module with its CPU, draws more; agents hold energy counters to the same number."""
@@ -25,12 +26,14 @@ class Gpu:
     Attributes:
         latency: None: nothing is measured, or the agent is older.
         max_power_w: the highest power limit of the board; None: the driver does not say, or the agent is older.
+        policy: what the driver holds it to beside clocks; None: it has none, or the agent is older.
     """
 
     model: str
     driver: str = ""
     latency: ClockLatency | None = None
     max_power_w: float | None = None
+    policy: PowerPolicy | None = None
 
 
 @dataclass(frozen=True)

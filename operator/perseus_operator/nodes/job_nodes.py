@@ -125,6 +125,11 @@ class JobNodes(Mapping[str, Node]):
         return max((node.furthest_iteration for node in self._nodes.values()), default=0)
 
     @property
+    def power_profiles(self) -> tuple[str, ...]:
+        """The workload power profiles that the driver enforces on some GPU of the job, ascending."""
+        return tuple(sorted(frozenset[str]().union(*(node.power_profiles for node in self._nodes.values()))))
+
+    @property
     def slowed_pipelines(self) -> set[int]:
         """Pipelines (dp) with a GPU that reports that something slows it."""
         nodes = self._nodes.values()

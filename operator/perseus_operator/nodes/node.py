@@ -98,6 +98,8 @@ class Node:
     """Supported clocks by GPU UUID."""
     gpus: dict[str, Gpu] = field(default_factory=dict)
     """Model and switch latency by GPU UUID, of the job's ranks."""
+    power_profiles: frozenset[str] = frozenset()
+    """Workload power profiles that the driver enforces on some of them."""
     declared_schedules: dict[RankId, DeclaredSchedule] = field(default_factory=dict)
     """What ranks say that they execute, where the agent was asked for it."""
     uncontrollable: dict[str, str] = field(default_factory=dict)
@@ -333,6 +335,8 @@ class Node:
         """The agent described the GPUs of the job's ranks."""
         self.clocks_mhz, self.uncontrollable, self.gpus = dict(clocks_mhz), dict(uncontrollable), dict(gpus or {})
         self._rank_gpus = None
+        policies = [gpu.policy for gpu in self.gpus.values() if gpu.policy is not None]
+        self.power_profiles = frozenset(profile for policy in policies for profile in policy.enforced)
 
     def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:
         """The ranks said what they execute."""

@@ -92,7 +92,7 @@ class NodeDescription(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency", "max_power_mw")
+    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency", "max_power_mw", "power_policy")
     UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SUPPORTED_CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Gpu(_message.Message):
     HAS_ENERGY_COUNTER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_LATENCY_FIELD_NUMBER: _ClassVar[int]
     MAX_POWER_MW_FIELD_NUMBER: _ClassVar[int]
+    POWER_POLICY_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     model: str
     supported_clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
@@ -115,7 +116,20 @@ class Gpu(_message.Message):
     has_energy_counter: bool
     clock_latency: ClockLatency
     max_power_mw: int
-    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ..., clock_latency: _Optional[_Union[ClockLatency, _Mapping]] = ..., max_power_mw: _Optional[int] = ...) -> None: ...
+    power_policy: PowerPolicy
+    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ..., clock_latency: _Optional[_Union[ClockLatency, _Mapping]] = ..., max_power_mw: _Optional[int] = ..., power_policy: _Optional[_Union[PowerPolicy, _Mapping]] = ...) -> None: ...
+
+class PowerPolicy(_message.Message):
+    __slots__ = ("requested_profiles", "enforced_profiles", "floor_w", "secondary_floor_w")
+    REQUESTED_PROFILES_FIELD_NUMBER: _ClassVar[int]
+    ENFORCED_PROFILES_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_W_FIELD_NUMBER: _ClassVar[int]
+    SECONDARY_FLOOR_W_FIELD_NUMBER: _ClassVar[int]
+    requested_profiles: _containers.RepeatedScalarFieldContainer[str]
+    enforced_profiles: _containers.RepeatedScalarFieldContainer[str]
+    floor_w: int
+    secondary_floor_w: int
+    def __init__(self, requested_profiles: _Optional[_Iterable[str]] = ..., enforced_profiles: _Optional[_Iterable[str]] = ..., floor_w: _Optional[int] = ..., secondary_floor_w: _Optional[int] = ...) -> None: ...
 
 class ClockLatency(_message.Message):
     __slots__ = ("p50_us", "p99_us", "call_p50_us", "call_p99_us", "changes", "source", "shared_lock", "transitions")
@@ -662,6 +676,8 @@ class GpuEvent(_message.Message):
         KIND_FOREIGN_WRITE: _ClassVar[GpuEvent.Kind]
         KIND_LOST: _ClassVar[GpuEvent.Kind]
         KIND_CLOCKS_RESTORED: _ClassVar[GpuEvent.Kind]
+        KIND_BOARD_LIMIT: _ClassVar[GpuEvent.Kind]
+        KIND_RELIABILITY: _ClassVar[GpuEvent.Kind]
     KIND_UNSPECIFIED: GpuEvent.Kind
     KIND_THERMAL_SLOWDOWN: GpuEvent.Kind
     KIND_POWER_BRAKE: GpuEvent.Kind
@@ -671,6 +687,8 @@ class GpuEvent(_message.Message):
     KIND_FOREIGN_WRITE: GpuEvent.Kind
     KIND_LOST: GpuEvent.Kind
     KIND_CLOCKS_RESTORED: GpuEvent.Kind
+    KIND_BOARD_LIMIT: GpuEvent.Kind
+    KIND_RELIABILITY: GpuEvent.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceFailed, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
+from perseus_core.power_policy import PowerPolicy
 from perseus_core.units import s_from_ms, us_from_s, w_from_mw
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.shared_gpu import SharedGpu
@@ -28,6 +29,10 @@ KEPT = 8
 """Changes of a clock remembered: more than are under way at any time."""
 AT_LIMIT = 0.999
 """Share of the power limit from which on it counts as reached."""
+
+
+PROFILES = {0: "MAX_P", 1: "MAX_Q", 7: "LLM_TRAINING", 12: "SYNC_BALANCED", 20: "TRAINING"}
+"""Workload power profiles that are simulated, by NVML's number."""
 
 
 class Fault(IntEnum):
@@ -103,6 +108,11 @@ class SimulatedDevice:
         throttled = EventReason(reasons) if limit and limit < wanted else EventReason.NONE
         return throttled | EventReason.POWER_CAP if self._driver and self._driver.at_power_limit() else throttled
 
+    def power_policy(self) -> PowerPolicy:
+        self._call()
+        requested, enforced, floor_w, secondary_floor_w = self.gpu.policy()
+        return PowerPolicy(_profile_names(requested), _profile_names(enforced), floor_w, secondary_floor_w)
+
     def close(self) -> None:
         """The GPU's file is closed with the process: workers may still be reading."""
         if self._driver is not None:
@@ -121,6 +131,10 @@ class SimulatedDevice:
                 raise DeviceFailed("the simulated driver answers nonsense")
             case Fault.SLOW:
                 time.sleep(s_from_ms(argument))
+
+
+def _profile_names(bits: int) -> tuple[str, ...]:
+    return tuple(sorted(name for number, name in PROFILES.items() if bits >> number & 1))
 
 
 class _Driver:

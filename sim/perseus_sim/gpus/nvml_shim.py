@@ -45,13 +45,14 @@ class Shim:
 
     Values of a GPU: ``busy_permille`` (load), ``energy_frozen``, ``has_energy``, ``has_samples`` (of power), ``lost``,
     ``mig``, ``mps`` (clients), ``processes`` (that compute), ``permitted``, ``reasons`` (bits), ``cap_mhz`` (holds the
-    clock down, as heat does; 0: nothing), ``plateau_mhz`` (does so while a trainer draws ``max_mw``), ``locked_mhz``
-    (0: not locked; setting it is a foreign write), ``min_mhz``, ``max_mhz``, ``step_mhz``, ``idle_mw``, ``max_mw``; of
-    its driver, see ``perseus_sim.gpus.switching``: ``transition_us`` and ``call_us`` (medians), ``transition_p99_us``
-    and ``call_p99_us`` (up to the median: they always take that), ``target_permille``, ``outlier_ppm``,
-    ``outlier_permille``, ``shared_lock``, ``reader_period_us``, ``reader_call_us``, ``energy_period_us``; read only:
-    ``lock_calls``, ``reset_calls``, ``last_write_ns`` (monotonic), ``settle_us`` (from then until its clock is in
-    effect), ``clock_mhz``, ``energy_mj``.
+    clock down, as heat does; 0: nothing), ``plateau_mhz`` (does so while a trainer draws ``max_mw``),
+    ``requested_profiles`` and ``enforced_profiles`` (bits of workload power profiles), ``floor_w`` and
+    ``secondary_floor_w`` (power smoothing; 0: off), ``locked_mhz`` (0: not locked; setting it is a foreign write),
+    ``min_mhz``, ``max_mhz``, ``step_mhz``, ``idle_mw``, ``max_mw``; of its driver, see ``perseus_sim.gpus.switching``:
+    ``transition_us`` and ``call_us`` (medians), ``transition_p99_us`` and ``call_p99_us`` (up to the median: they
+    always take that), ``target_permille``, ``outlier_ppm``, ``outlier_permille``, ``shared_lock``,
+    ``reader_period_us``, ``reader_call_us``, ``energy_period_us``; read only: ``lock_calls``, ``reset_calls``,
+    ``last_write_ns`` (monotonic), ``settle_us`` (from then until its clock is in effect), ``clock_mhz``, ``energy_mj``.
     """
 
     def __init__(self, library: Path, state: Path, create_gpus: int | None = None) -> None:

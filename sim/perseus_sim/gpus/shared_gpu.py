@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 _MAGIC: Final = int.from_bytes(b"SIMGPU01", "little")
 _SEQUENCE, _NOW_US, _ENERGY_UJ, _POWER_MW = 4, 5, 6, 7  # the trainer's
 _REQUEST, _REQUEST_NS, _SETTLE_US = 12, 13, 14  # the agent's
-_CAP, _FAULT = 16, 17  # the test's
+_CAP, _FAULT, _PROFILES, _FLOORS = 16, 17, 18, 19  # the test's
 _HISTORY, _FIRST = 20, 21  # the agent's
 HISTORY: Final = 512
 """Clock changes remembered."""
@@ -181,6 +181,16 @@ class SharedGpu:
         """The limit (0: none) and its reasons."""
         word: int = self._words[_CAP]
         return word & _LOW, word >> 32
+
+    def enforce(self, requested: int, enforced: int, *, floor_w: int = 0, secondary_floor_w: int = 0) -> None:
+        """Set workload power profiles, as bits, and the floors of power smoothing; neither changes the clock."""
+        self._words[_PROFILES] = requested << 32 | enforced
+        self._words[_FLOORS] = floor_w << 32 | secondary_floor_w
+
+    def policy(self) -> tuple[int, int, int, int]:
+        """Requested and enforced profiles, and both floors."""
+        profiles, floors = self._words[_PROFILES], self._words[_FLOORS]
+        return profiles >> 32, profiles & _LOW, floors >> 32, floors & _LOW
 
     def fail(self, fault: int, argument: int = 0) -> None:
         """Make the device's calls fail (see ``perseus_sim.gpus.devices.Fault``); 0 ends it."""

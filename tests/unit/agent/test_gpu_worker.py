@@ -242,6 +242,8 @@ def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:
         (EventReason.POWER_BRAKE, GpuNoticeKind.POWER_BRAKE),
         (EventReason.HARDWARE_SLOWDOWN, GpuNoticeKind.HARDWARE_SLOWDOWN),
         (EventReason.POWER_CAP, GpuNoticeKind.POWER_CAP),
+        (EventReason.BOARD_LIMIT, GpuNoticeKind.BOARD_LIMIT),
+        (EventReason.RELIABILITY, GpuNoticeKind.RELIABILITY),
     ],
 )
 def test_event_reasons_are_reported_at_their_edges_and_not_when_they_blink(

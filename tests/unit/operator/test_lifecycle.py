@@ -156,7 +156,7 @@ def test_another_run_reports_nothing_of_the_one_before(make_job: Any) -> None:
 
 def test_every_condition_type_is_reported(make_job: Any) -> None:
     job = make_job()
-    of_pools = {"SignalsReady", "ClocksApplied", "ObjectiveKept", "ForeignControl"}
+    of_pools = {"SignalsReady", "ClocksApplied", "ObjectiveKept"}
     assert set(said(job)) == {kind.value for kind in ConditionType} - of_pools
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from perseus_core.units import w_from_mw
 from perseus_operator.nodes.gpu import MAX_BOARD_W, Gpu
 from perseus_proto.latency import decode_latency
+from perseus_proto.power_policy import decode_policy
 from perseus_proto.v1alpha1 import agent_pb2
 
 _MAX_NAME: Final = 256
@@ -18,4 +19,5 @@ def gpu_of(message: agent_pb2.Gpu, driver: str) -> Gpu:
     limit_w = w_from_mw(message.max_power_mw)
     max_power_w = limit_w if 0 < limit_w <= MAX_BOARD_W else None
     latency = decode_latency(message.clock_latency) if message.HasField("clock_latency") else None
-    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], latency, max_power_w)
+    policy = decode_policy(message.power_policy) if message.HasField("power_policy") else None
+    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], latency, max_power_w, policy)

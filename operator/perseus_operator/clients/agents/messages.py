@@ -171,15 +171,19 @@ def is_valid(event: TelemetryEvent) -> bool:
 def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
     """Convert an event; None: its kind is not known here, as the agent is newer, or it has more than any can have."""
     kind = event.WhichOneof("event")
-    if kind == "rank_joined":
-        return RankJoined(rank_of(event.rank_joined))
-    if kind == "rank_left":
-        return RankLeft(rank_of(event.rank_left))
+    if kind in ("rank_joined", "rank_left"):
+        return RankJoined(rank_of(event.rank_joined)) if kind == "rank_joined" else RankLeft(rank_of(event.rank_left))
     if kind == "window":
         return window_of(event.window)
     if kind in ("engine_joined", "engine_left"):
         return change_of(event)
     if kind == "gpu":
-        name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
-        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message[:MAX_NAME])
+        return _slowdown_of(event.gpu)
     return decode_iteration(event.iteration) if kind == "iteration" else None
+
+
+def _slowdown_of(event: agent_pb2.GpuEvent) -> GpuSlowdown | None:
+    if event.kind not in agent_pb2.GpuEvent.Kind.values():
+        return None
+    name = agent_pb2.GpuEvent.Kind.Name(event.kind).removeprefix("KIND_")
+    return GpuSlowdown(event.gpu_uuid, name, event.active, event.message[:MAX_NAME])

@@ -73,6 +73,8 @@ class Training:
     guard: Guard = field(default_factory=Guard)
     comparisons: Comparisons = field(default_factory=Comparisons)
     canary: Canary = field(default_factory=Canary)
+    power_profiles: tuple[str, ...] | None = None
+    """Under which the job is measured; None: not known yet."""
 
     # --------------------------------------------------------------------------------------------------- the PerseusJob
 
@@ -119,6 +121,7 @@ class Training:
         canary: Canary | None = None,
         result: Measured | None = None,
         result_of: tuple[str, int] | None = None,
+        power_profiles: tuple[str, ...] | None = None,
     ) -> None:
         """An earlier operator stored these in the status; None: it stored none."""
         self.baseline = baseline or self.baseline
@@ -127,6 +130,7 @@ class Training:
         self.comparisons = comparisons or self.comparisons
         self.canary = canary or self.canary
         self.result, self.result_of = result or self.result, result_of or self.result_of
+        self.power_profiles = power_profiles
         if hardware is not None:
             self.hardware.adopted(hardware)
 
@@ -154,6 +158,19 @@ class Training:
         if self.history is not None and rank.iteration < self.history.latest:
             self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
 
+    def _profiles_changed(self) -> bool:
+        """Whether the driver enforces other power profiles than those under which the job was measured: then what was
+        measured is discarded.
+        """
+        if any(len(node.rank_gpus) < len(node.ranks) for node in self.nodes.values()):
+            return False  # some agent describes its GPUs in a moment
+        before, self.power_profiles = self.power_profiles, self.nodes.power_profiles
+        if before is None or before == self.power_profiles or self.history is None:
+            return False
+        self.baseline, self.comparisons = None, Comparisons()
+        self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
+        return True
+
     def rank_left(self, node: Node, rank: Rank) -> None:
         """A rank's process has gone."""
         node.rank_left(rank)
@@ -168,6 +185,8 @@ class Training:
         if not node.iteration_reported(report) or self.history is None or spec is None:
             return None
         iteration = self.history.add(report)
+        if iteration is not None and self._profiles_changed():
+            return None
         if iteration is not None and iteration.unplanned and self.nodes.rest_at_default:
             self.history.ran_at_default(iteration)
         if iteration is not None and self.is_typical(iteration):

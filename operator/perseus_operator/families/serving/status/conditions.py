@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perseus_core import keys
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
@@ -12,15 +11,13 @@ from perseus_operator.families.serving.decide import ServingDecision, no_limits
 from perseus_operator.families.serving.features.inheritance.inheritance import Stage
 from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, Block
 from perseus_operator.families.serving.pool import ServingPool
-from perseus_operator.jobs.conditions import accepted, agents_ready, ready
+from perseus_operator.jobs.conditions import accepted, agents_ready, foreign_control, ready
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import no_clocks
 from perseus_operator.objects.formatting import counted, megahertz, percent, slowed_by
 from perseus_solver.serving import FitResult, Verdict, windows_needed
 
 _NAMED = 3
-_FOREIGN_WRITE = "FOREIGN_WRITE"
-"""As agents call it that a clock that had been reached was changed by another program."""
 
 
 def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> list[Condition]:
@@ -38,7 +35,7 @@ def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -
             _profile_ready(pool, spec, decision),
             _clocks_applied(pool, spec, decision),
             _objective_kept(pool, lately),
-            _foreign_control(pool.job),
+            foreign_control(pool.job),
         ]
     needed = {ConditionType.ACCEPTED, ConditionType.SIGNALS_READY}
     if spec is not None and spec.sets_clocks:
@@ -181,26 +178,6 @@ def _objective_kept(pool: ServingPool, lately: Block) -> Condition:
         " default clocks."
     )
     return Condition(kind, False, Reason.OBJECTIVE_MISSED, message)
-
-
-def _foreign_control(job: Job) -> Condition:
-    """Whether another program sets what the GPUs run at. Nothing is done about it: of two that fight nobody knows."""
-    kind = ConditionType.FOREIGN_CONTROL
-    set_clocks = [f"{gpu} on {node.name}" for node in job.nodes.occupied for gpu, what in sorted(node.gpu_events)
-                  if what == _FOREIGN_WRITE]  # fmt: skip
-    limited = [pod for node in job.nodes.occupied for pod in node.pods if pod.power_limit]
-    if set_clocks:
-        message = f"Another program has set the clocks of {counted(len(set_clocks), 'GPU')}; the first is"
-        return Condition(kind, True, Reason.FOREIGN_CLOCK, f"{message} {set_clocks[0]}. They are left as they are.")
-    if limited:
-        first = min(limited, key=lambda pod: pod.name)
-        message = (
-            f"{counted(len(limited), 'pod')} have the annotation {keys.ANNOTATION_POWER_LIMIT}; the first is"
-            f" {first.name}: NVIDIA Dynamo's power agent limits its GPUs to {first.power_limit} W each. That is left"
-            " alone; clocks follow the load below it."
-        )
-        return Condition(kind, True, Reason.FOREIGN_POWER_LIMIT, message)
-    return Condition(kind, False, Reason.NO_FOREIGN_CONTROL, "No other program is known to set clocks or power limits.")
 
 
 def _named(pods: Sequence[str]) -> str:

@@ -38,7 +38,16 @@ def restore_from_status(training: Training, status: Mapping[str, Any], *, now_s:
         canary=canary_from_status(status.get("canary")),
         result=measured_from_status(status.get("measured")),
         result_of=_plan_of(status),
+        power_profiles=_profiles_of(status),
     )
+
+
+def _profiles_of(status: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The power profiles under which the stored figures were measured; None: there are no figures."""
+    if "baseline" not in status:
+        return None
+    written = status.get("powerProfiles")
+    return tuple(sorted(map(str, written))) if isinstance(written, list) else ()
 
 
 def _plan_of(status: Mapping[str, Any]) -> tuple[str, int] | None:

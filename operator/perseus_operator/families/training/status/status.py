@@ -62,6 +62,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
             baseline=_figures(training.baseline),
             calibration=_calibration(training.calibration.quality),
             hardware=_hardware(training, decision),
+            power_profiles=training.power_profiles or None,
             sweep=recommendation.sweep_status(decision.sweep_cost),
             power_budget=share,
         )
@@ -105,6 +106,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         calibration=_calibration(training.calibration.quality),
         baseline=_figures(training.baseline),
         hardware=_hardware(training, decision),
+        power_profiles=training.power_profiles or None,
         advised=recommendation.advised(training, decision),
         sweep=recommendation.sweep_status(decision.sweep_cost),
         power_budget=share,

@@ -7,13 +7,14 @@ or of the one before while it has as many. The others, and pods without an engin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from perseus_core.units import s_from_us
 from perseus_operator.nodes.engines import Engine
+from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import Node
 from perseus_operator.objects.values import Pod
@@ -129,7 +130,7 @@ def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
             model=engine.model,
             engine=engine.name,
             engine_version=engine.version,
-            gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}",
+            gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}{_under(gpus)}",
             driver_version=", ".join(sorted({gpu.driver for gpu in gpus})),
             parallelism=engine.parallelism or _NOT_SAID,
             flags=engine.flags or _template(pod),
@@ -139,6 +140,12 @@ def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
     latencies = [s_from_us(gpu.latency.p50_us) if gpu.latency else UNKNOWN_SWITCH_S for gpu in gpus]
     return Replica(pod_uid=engine.pod_uid, pod=pod.name, engine=engine, fingerprint=fingerprint.digest,
                    clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies))  # fmt: skip
+
+
+def _under(gpus: Iterable[Gpu]) -> str:
+    """The power profiles that the driver enforces: what was measured under others is measured again."""
+    profiles = sorted({profile for gpu in gpus if gpu.policy is not None for profile in gpu.policy.enforced})
+    return f" under {', '.join(profiles)}" if profiles else ""
 
 
 def _template(pod: Pod) -> tuple[tuple[str, str], ...]:

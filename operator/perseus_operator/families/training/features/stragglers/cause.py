@@ -31,11 +31,16 @@ _BY_KIND: Final = {
     "THERMAL_SLOWDOWN": StragglerCause.THERMAL,
     "POWER_BRAKE": StragglerCause.POWER,
     "POWER_CAP": StragglerCause.POWER,
+    "BOARD_LIMIT": StragglerCause.POWER,
     "HARDWARE_SLOWDOWN": StragglerCause.CLOCK,
+    "RELIABILITY": StragglerCause.CLOCK,
     "DRIFT": StragglerCause.CLOCK,
     "FOREIGN_WRITE": StragglerCause.CLOCK,
 }
 """By kind of GPU event. Of several the first in the order of ``StragglerCause`` counts: heat and power lower clocks."""
+
+_LIMITS: Final = frozenset({"POWER_CAP", "BOARD_LIMIT", "RELIABILITY"})
+"""Kinds that healthy GPUs report at high clocks, too."""
 
 
 def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> StragglerCause:
@@ -61,8 +66,8 @@ def cause_of(detector: StragglerDetector, nodes: JobNodes, dp: int) -> Straggler
 def gpu_events(nodes: JobNodes, dp: int) -> list[tuple[Rank, str, str]]:
     """List the events that are active on a pipeline's GPUs.
 
-    Many healthy GPUs are at their power limit. That counts only where the same stage of no other pipeline is at its
-    own.
+    Many healthy GPUs are at their power limit, or at another of their board or chip. That counts only where the same
+    stage of no other pipeline is at its own.
 
     Args:
         nodes: of the job.
@@ -78,12 +83,12 @@ def gpu_events(nodes: JobNodes, dp: int) -> list[tuple[Rank, str, str]]:
         for rank in node.ranks.values()
         if rank.gpu_uuid == gpu
     ]
-    capped = {(rank.dp, rank.stage) for rank, kind, _ in active if kind == "POWER_CAP"}
+    limited = {(rank.dp, rank.stage, kind) for rank, kind, _ in active if kind in _LIMITS}
     return [
         (rank, kind, node)
         for rank, kind, node in active
         if rank.dp == dp
-        and not (kind == "POWER_CAP" and any(stage == rank.stage and other != dp for other, stage in capped))
+        and not any(other != dp and (stage, what) == (rank.stage, kind) for other, stage, what in limited)
     ]
 
 
