@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from perseus_agent.devices.base import Device, TellsPowerPolicy
@@ -19,15 +20,16 @@ READ_S: Final = 10.0
 class PolicyReader:
     """Of one GPU. Belongs to the thread of its GPU; any thread may read ``latest``."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, clock: Callable[[], float] = time.monotonic) -> None:
         self.latest: PowerPolicy | None = None
         """None: the driver has none, or has not been read."""
         self._device = device
+        self._clock = clock
         self._due_s = 0.0
 
     def read(self) -> None:
         """Read it if it is time; where the driver does not answer, what it said last stays."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s < self._due_s or not isinstance(self._device, TellsPowerPolicy):
             return
         self._due_s = now_s + READ_S

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from perseus_agent.clocks.policy_reader import READ_S, PolicyReader
 from perseus_agent.devices.base import TellsPowerPolicy
 from perseus_core.power_policy import PowerPolicy
@@ -13,13 +11,12 @@ from perseus_sim.gpus.devices import Fault, SimulatedDevice
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 
 
-def test_a_change_is_seen_and_a_silent_driver_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_seen_and_a_silent_driver_forgets_nothing(tmp_path: Path) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("perseus_agent.clocks.policy_reader.time.monotonic", lambda: now_s)
     gpu = SharedGpu.create(tmp_path, GpuSpec("GPU-0", "H100", (900, 1200), 60_000))
     device = SimulatedDevice(gpu)
     assert isinstance(device, TellsPowerPolicy)
-    reader = PolicyReader(device)
+    reader = PolicyReader(device, lambda: now_s)
     reader.read()
     assert reader.latest == PowerPolicy()
     gpu.enforce(1 << 7, 1 << 1, floor_w=300, secondary_floor_w=90)
