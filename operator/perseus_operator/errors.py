@@ -12,7 +12,7 @@ OperatorError
 ├── NotAllowed           a caller whose certificate carries no allowed name
 ├── StaleEpoch           a caller has seen a newer operator, or this one has been replaced
 ├── UnknownJob           a caller names a job or GPU that this operator does not serve
-├── NoAdvice             nothing is advised for a pool now: whoever scales it keeps what there is
+├── NoAdvice             nothing is advised for a pool now: what scales it keeps what there is
 ├── AgentError           a node agent did not execute a call
 │   ├── AgentUnavailable retry: dead, restarting, unreachable, too slow, or overloaded
 │   ├── AgentFenced      stop: a newer operator commands this job; or the counter of epochs was lost

@@ -26,10 +26,11 @@ from tests.namespaces import own_namespace
 from tests.waiting import eventually
 
 import perseus_client
+from perseus_agent.devices import nvml
 from perseus_client import marks
 from perseus_client.session import Session
 from perseus_proto.hello import Hello
-from perseus_sim.gpus.nvml_shim import ShimError, build
+from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim, ShimError, build
 from perseus_sim.processes import Processes
 
 HERE = Path(__file__).parent
@@ -38,6 +39,7 @@ WITHIN_THIS_PROCESS = {
     "test_device_plugin.py",
     "test_dynamic_resources.py",
     "test_nvml_shim.py",
+    "test_nvml_shim_changes.py",
     "test_operator_rpc.py",
     "test_peers.py",
     "test_socket_resource.py",
@@ -182,3 +184,23 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raise
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return library
+
+
+@pytest.fixture
+def shim(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shim]:
+    """Two idle GPUs whose driver this test talks to."""
+    shim = Shim(nvml_library, tmp_path / "nvml-state", create_gpus=2)
+    monkeypatch.setenv(ENV_STATE, str(shim.state))
+    yield shim
+    shim.close()
+
+
+@pytest.fixture
+def devices(shim: Shim) -> Iterator[nvml.NvmlDevices]:
+    """Both GPUs under full load and without samples of power, opened with the energy check skipped for time."""
+    for gpu in range(2):
+        shim.set(gpu, busy_permille=1000, energy_period_us=1_000, has_samples=0)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
+    yield opened
+    shim.clear()
+    opened.close()

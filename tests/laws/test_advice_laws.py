@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.doubles.autoscaler import PERIOD_S, Autoscaler, swings
 
 from perseus_operator.families.serving.features.advice.advice import MINIMUM_S, TRUST, Adviser, Situation
-from perseus_operator.families.serving.features.advice.capacity import Capacity, Steps
+from perseus_operator.families.serving.features.advice.capacity import Capacity, ReplicaModels
 from perseus_operator.objects.values import Now
 from perseus_solver.serving import StepModel, WattModel
 from perseus_solver.serving.planner import OperatingPoint
 
-STEPS = Steps(
+STEPS = ReplicaModels(
     StepModel(1980, 2e-3, 1e-3, 12e-3, 50e-6, 28e-9, 60e-6, 0.0, knee_mhz=1090.0),
     WattModel(1980, 300.0, 190.0, 400.0, 1050.0, 0.2, 0.2, floor_mhz=1100.0),
 )

@@ -1,9 +1,8 @@
 """A typed model says once what a field is; from it come both the CRD's OpenAPI schema and the parser of raw objects.
 
-Nothing here is specific to PerseusJob. A field is a dataclass field made by one of the constructors below; a rule on
-several fields is a ``Rule`` with its CEL text for the API server and the same predicate in Python, for objects that the
-API server did not check (an older CRD, a server without CEL). Parsing stops at the first problem and names the field
-and the rule.
+A field is a dataclass field made by one of the constructors below; a rule on several fields is a ``Rule`` with its CEL
+text for the API server and the same predicate in Python, for objects that the API server did not check (an older CRD, a
+server without CEL). Parsing stops at the first problem and names the field and the rule.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Energy is measured where GPUs' own counters say it: each report of an iteration or of an engine's second has the energy
 of some GPUs over some time. GPU time that no report covers yet counts at the watts that its job was granted, and a
 report that covers it later takes that back. So time in which nobody measured (GPUs without a counter, a lost report, an
-operator that was away) is never taken for time without energy, and both parts are told apart.
+operator that was away) is never taken for time without energy, and both parts are shown apart.
 """
 
 from __future__ import annotations

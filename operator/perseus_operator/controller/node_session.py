@@ -298,7 +298,7 @@ class NodeSession:
     def _observe_report(self, node: Node, report: IterationReport | EngineWindow) -> None:
         family = self._family()
         if isinstance(report, EngineWindow):
-            engine = node.engines.found.get((report.pod_uid, report.pid))
+            engine = node.engines.by_process.get((report.pod_uid, report.pid))
             gpus = 0 if engine is None else len(engine.gpu_uuids)
             self._job.energy_reported(report.energy_mj, gpus * report.time_us)
             urgent = family.window_reported(node, report)

@@ -64,7 +64,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.NO_LIMITS: "set spec.objective; status.proposedLimits has limits to begin with",
     Reason.OBJECTIVE_MISSED: "follow the message; clocks are raised by themselves",
     Reason.FOREIGN_POWER_LIMIT: "remove the annotation from the pod template where clocks alone shall decide",
-    Reason.POWER_PROFILE_ENFORCED: "nothing, or ask whoever sets it (DPS, nvidia-smi power-profiles) to clear it",
+    Reason.POWER_PROFILE_ENFORCED: "nothing, or ask who sets it (DPS, nvidia-smi power-profiles) to clear it",
     Reason.FOREIGN_CLOCK: "find the program that sets clocks on this node: dcgm, nvidia-smi, another power manager",
     Reason.NOT_MEASURED: "wait for some requests",
     Reason.CONFIG_MAP_NOT_FOUND: "create the object that spec.profile names, in the job's namespace",

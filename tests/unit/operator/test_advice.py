@@ -10,7 +10,7 @@ from tests.doubles.engine_pool import OBJECTIVE, EnginePool
 
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec, Scaling
-from perseus_operator.families.serving.features.advice.load import Load
+from perseus_operator.families.serving.features.advice.arrivals import Arrivals
 from perseus_operator.nodes.engines import EngineWindow
 
 MEASURED_S = 240
@@ -139,34 +139,34 @@ def window(uid: str = "pod", waiting: int = 0, first_tokens: int = 0, requests: 
 
 def test_requests_that_wait_more_and_more_are_load_though_none_is_served() -> None:
     """A full pool shows what it can do, and not what is asked of it."""
-    load = Load()
+    arrivals = Arrivals()
     for second in range(80):
-        load.window_seen(window(waiting=3 * second, first_tokens=2), 2, 1_000.0 + second)
-    assert load.per_s(1_080.0) == pytest.approx(5.0, rel=0.05)
+        arrivals.window_seen(window(waiting=3 * second, first_tokens=2), 2, 1_000.0 + second)
+    assert arrivals.per_s(1_080.0) == pytest.approx(5.0, rel=0.05)
 
 
 def test_a_pod_that_comes_brings_no_load_and_one_that_goes_takes_none() -> None:
-    load = Load()
+    arrivals = Arrivals()
     for second in range(80):
-        load.window_seen(window(first_tokens=2), 2, 1_000.0 + second)
+        arrivals.window_seen(window(first_tokens=2), 2, 1_000.0 + second)
         if second == 40:
-            load.window_seen(window("new", waiting=500), 0, 1_000.0 + second)
-            load.pods_observed({"pod"})
-    assert load.per_s(1_080.0) == pytest.approx(2.0, rel=0.05)
+            arrivals.window_seen(window("new", waiting=500), 0, 1_000.0 + second)
+            arrivals.pods_observed({"pod"})
+    assert arrivals.per_s(1_080.0) == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_load_that_ends_is_none_after_a_minute() -> None:
-    load = Load()
+    arrivals = Arrivals()
     for second in range(80):
-        load.window_seen(window(first_tokens=2), 2, 1_000.0 + second)
-    assert load.per_s(1_160.0) == 0.0
-    assert load.kind is not None, "what requests have in common is remembered"
-    assert replace(load.kind, prompt_tokens=100.0) == load.kind
+        arrivals.window_seen(window(first_tokens=2), 2, 1_000.0 + second)
+    assert arrivals.per_s(1_160.0) == 0.0
+    assert arrivals.kind is not None, "what requests have in common is remembered"
+    assert replace(arrivals.kind, prompt_tokens=100.0) == arrivals.kind
 
 
 def test_before_a_minute_has_passed_the_load_is_not_known() -> None:
-    load = Load()
-    assert load.per_s(1_000.0) is None
-    load.window_seen(window(first_tokens=2), 2, 1_000.0)
-    assert load.per_s(1_050.0) is None
-    assert load.kind is None
+    arrivals = Arrivals()
+    assert arrivals.per_s(1_000.0) is None
+    arrivals.window_seen(window(first_tokens=2), 2, 1_000.0)
+    assert arrivals.per_s(1_050.0) is None
+    assert arrivals.kind is None

@@ -9,7 +9,7 @@ from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec, Scaling
-from perseus_operator.families.serving.features.advice.capacity import CapacityWork, Steps
+from perseus_operator.families.serving.features.advice.capacity import CapacityWork, ReplicaModels
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.features.objective.baseline import REQUESTS, SHARE
@@ -123,7 +123,7 @@ def _profile(pool: ServingPool, now: Now, *, trying: bool) -> tuple[ReadProfile 
 
 def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
     """What a replica carries, if that is to be computed; empty: it is not, or cannot be yet."""
-    spec, limits, kind, adviser, model = pool.spec, pool.limits, pool.load.kind, pool.adviser, pool.model
+    spec, limits, kind, adviser, model = pool.spec, pool.limits, pool.arrivals.kind, pool.adviser, pool.model
     if spec is None or spec.scaling is not Scaling.ADVISE or limits is None or kind is None:
         return ()
     if not pool.signals.replicas or not adviser.compute_due(now.monotonic_s):
@@ -131,7 +131,7 @@ def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
     replica, result = pool.signals.replicas[0], model.result
     steps, fits = adviser.capacity.steps, adviser.fit_due(now.monotonic_s)
     if result is not None and result.models is not None and model.explained and not pool.inheritance.confirming:
-        steps, fits = Steps(result.models.best, result.watts), False
+        steps, fits = ReplicaModels(result.models.best, result.watts), False
     windows = model.windows_at(replica.highest_mhz) if fits else ()
     if steps is None and len(windows) < LEAST_WINDOWS:
         return ()

@@ -9,7 +9,7 @@ from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
 from perseus_operator.families.serving.features.advice.advice import Adviser, Situation
-from perseus_operator.families.serving.features.advice.load import Load
+from perseus_operator.families.serving.features.advice.arrivals import Arrivals
 from perseus_operator.families.serving.features.comparison.switchback import (
     BLOCK_S,
     SETTLES_S,
@@ -55,7 +55,7 @@ class ServingPool:
         self.trials = Trials()
         self.switchback = Switchback()
         self.demand = Demand()
-        self.load = Load()
+        self.arrivals = Arrivals()
         self.adviser = Adviser()
         self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
@@ -115,7 +115,7 @@ class ServingPool:
                 self.switchback.restored(self._restored[2])
         uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
         self.requests.pods_observed(uids)
-        self.load.pods_observed(uids)
+        self.arrivals.pods_observed(uids)
         self.switchback.pods_observed(uids)
         spec = self.spec
         limits = self.limits if spec is not None and spec.sets_clocks else None
@@ -171,7 +171,7 @@ class ServingPool:
             adviser.refused("It is not known what the requests were promised: spec.objective.", now.wall_s)
         elif not self.signals.replicas:
             adviser.refused("No engine of the pool says what it does.", now.wall_s)
-        elif (per_s := self.load.per_s(now.wall_s)) is None:
+        elif (per_s := self.arrivals.per_s(now.wall_s)) is None:
             adviser.refused("Requests are counted for a minute first.", now.wall_s)
         else:
             adviser.looked(per_s, Situation(len(self.signals.replicas), self._unsure(limits)), now)
@@ -232,7 +232,7 @@ class ServingPool:
         self.requests.window_seen(window.pod_uid, window)
         decodes = self.spec is not None and self.spec.role is Role.DECODE
         started = window.requests if decodes else sum(window.first_tokens.values())
-        self.load.window_seen(window, started, wall_s)
+        self.arrivals.window_seen(window, started, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
             return False

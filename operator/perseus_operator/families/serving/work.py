@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perseus_core.serving import ClockTable
-from perseus_operator.families.serving.features.advice.capacity import Capacity, CapacityWork, Steps
+from perseus_operator.families.serving.features.advice.capacity import Capacity, CapacityWork, ReplicaModels
 from perseus_operator.families.serving.features.model.state import KV_CAPACITY, NO_LIMIT_S, FitWork
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.pools.figures import FAILED
@@ -100,7 +100,7 @@ def capacity_of(work: CapacityWork) -> Capacity:
         if result.verdict is Verdict.NOT_EXPLAINED:
             return Capacity(refusal="no model explains the engine")
         if result.models is not None:
-            steps = Steps(result.models.best, result.watts)
+            steps = ReplicaModels(result.models.best, result.watts)
         elif steps is None:
             return Capacity(refusal=f"too little was seen of the engine: {', '.join(result.missing)}")
     kind, limits = work.kind, work.limits

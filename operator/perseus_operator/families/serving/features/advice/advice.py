@@ -24,7 +24,7 @@ from perseus_operator.objects.values import Now
 from perseus_solver.serving.planner import MOST_REPLICAS, Forecast, Forecaster, OperatingPoint
 
 MINIMUM_S: Final = 300.0
-"""Of a replica that was advised: as long as an HPA waits before it scales down, unless it is told otherwise."""
+"""Of a replica that was advised: as long as an HPA waits before it scales down, unless it is set otherwise."""
 START_S: Final = 300.0
 """Until a replica serves: weights of 140 GB at half a gigabyte a second. Nothing measures it yet."""
 EPOCH_S: Final = 900.0

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perseus_core.serving import ServingLimits
-from perseus_operator.families.serving.features.advice.load import Kind
+from perseus_operator.families.serving.features.advice.arrivals import Kind
 from perseus_solver.serving import StepModel, WattModel, Window
 from perseus_solver.serving.planner import OperatingPoint
 
 
 @dataclass(frozen=True)
-class Steps:
+class ReplicaModels:
     """Models of an engine's steps that hold at its highest clock.
 
     Attributes:
@@ -40,7 +40,7 @@ class CapacityWork:
         flags: of the engine.
     """
 
-    steps: Steps | None
+    steps: ReplicaModels | None
     windows: tuple[Window, ...]
     highest_mhz: int
     kind: Kind
@@ -60,7 +60,7 @@ class Capacity:
 
     point: OperatingPoint | None = None
     refusal: str = ""
-    steps: Steps | None = None
+    steps: ReplicaModels | None = None
 
 
 def without_watts(capacity: Capacity) -> bool:

@@ -36,6 +36,17 @@ class _Slot:
     running_s: float = 0.0
     kv_s: float = 0.0
 
+    def add(self, window: EngineWindow, started: int, more_waiting: int) -> None:
+        """Count what an engine says of a window; fewer may wait than before."""
+        self.arrived += started + more_waiting
+        self.started += started
+        self.prompt_tokens += window.prompt_tokens
+        self.prompt_steps += window.prompt_steps
+        self.generated_tokens += window.generated_tokens
+        time_s = s_from_us(window.steps_us + window.prompt_steps_us)
+        self.running_s += time_s * window.running
+        self.kv_s += time_s * window.kv_share
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -54,7 +65,7 @@ class Kind:
     chunk_tokens: float
 
 
-class Load:
+class Arrivals:
     """The requests that come."""
 
     def __init__(self) -> None:
@@ -77,14 +88,7 @@ class Load:
         if not self._slots or self._slots[-1].number != number:
             self._slots.append(_Slot(number))
         slot = self._slots[-1]
-        slot.arrived += started + window.waiting - self._waiting.get(window.pod_uid, window.waiting)
-        slot.started += started
-        slot.prompt_tokens += window.prompt_tokens
-        slot.prompt_steps += window.prompt_steps
-        slot.generated_tokens += window.generated_tokens
-        time_s = s_from_us(window.steps_us + window.prompt_steps_us)
-        slot.running_s += time_s * window.running
-        slot.kv_s += time_s * window.kv_share
+        slot.add(window, started, window.waiting - self._waiting.get(window.pod_uid, window.waiting))
         self._waiting[window.pod_uid] = window.waiting
 
     def pods_observed(self, uids: Collection[str]) -> None:
