@@ -208,3 +208,15 @@ async def test_a_coarser_plan_within_the_share_is_tried(site: Site) -> None:
     job.train_on(1, CONFIRM, 1.2)
     assert site.points("a") == {10}
     assert job.state.guard.hold is Hold.STAGES
+
+
+async def test_a_straggler_gets_no_watts_that_the_budget_does_not_have(site: Site) -> None:
+    """Seed 5 of the simulation: its pipeline ran the fastest plan, and all together drew more than the share."""
+    job = slowed_by_a_budget(site)
+    await site.tick()
+    (point,) = site.points("a")
+    assert point > 0
+    job.state.stragglers.detector.slowdowns = {0: 1.2}
+    decision = job.decide()
+    assert decision.wanted[0] == point, "as fast as the share allows"
+    assert min(decision.wanted.values()) == point

@@ -97,6 +97,20 @@ def test_no_pipeline_is_planned_beyond_the_slowest(
     assert alike == select_points(view, target_us, pipelines, {}), "all alike is nothing to use"
 
 
+@given(
+    st.dictionaries(st.integers(0, 3), st.floats(1.05, 2.0), max_size=4),
+    st.lists(st.floats(0.9, 1.1), min_size=4, max_size=4),
+    st.integers(1_000_000, 1_500_000),
+    st.floats(1.0, 1.1),
+)
+def test_within_a_share_no_pipeline_is_planned_faster_than_it_allows(
+    slow: dict[int, float], factors: list[float], target_us: int, margin: float
+) -> None:
+    view, spread = frontier_of(spec_of()), PipelineSpread(dict(enumerate(factors)), margin)
+    points = select_points(view, target_us, 4, slow, spread=spread, least_us=target_us)
+    assert min(points.values()) >= view.lookup(target_us + 0.5)
+
+
 @given(st.lists(st.floats(0.9, 1.1), min_size=2, max_size=8), st.integers(1_000_000, 1_500_000))
 def test_a_deadline_is_kept_by_the_slow_pipelines_too(factors: list[float], target_us: int) -> None:
     view = frontier_of(spec_of())

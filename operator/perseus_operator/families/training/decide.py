@@ -344,6 +344,7 @@ def _plan_intent(training: Training, seen: _Situation) -> Intent:
         seen.stragglers.slowdowns,
         aim.hold.finest,
         spread=_spread(training, facts, aim),
+        least_us=aim.target.time_us if aim.limited_by_share else 0.0,
     )
     return Intent(plans, wanted, spec.mode.sets_clocks, None)
 

@@ -152,6 +152,7 @@ def select_points(
     finest: Grain = Grain.INSTRUCTION,
     *,
     spread: PipelineSpread | None = None,
+    least_us: float = 0.0,
 ) -> dict[int, int]:
     """A point for every pipeline.
 
@@ -171,19 +172,21 @@ def select_points(
         slowdowns: of the stragglers, by data-parallel rank.
         finest: points that set clocks more finely are left out.
         spread: of the other pipelines; None: all take as long as predicted.
+        least_us: no pipeline takes a faster plan than of this time, a straggler neither: a PowerBudget has no watts for
+            one. All are slower then, by the straggler's slowdown.
 
     Returns:
         The point of each pipeline, by data-parallel rank.
     """
     spread = spread or PipelineSpread()
     factors = {p: spread.factors.get(p, 1.0) for p in range(pipelines) if p not in slowdowns}
-    fastest_us = max(frontier.t_min_us, min(target_us, frontier.no_slower_us))
+    fastest_us = max(frontier.t_min_us, min(target_us, frontier.no_slower_us), least_us)
     slowest = max(factors.values(), default=1.0) if spread.relative else 1.0
     allowed_us = max([target_us * slowest, *(slowdown * fastest_us for slowdown in slowdowns.values())])
-    times_us = {p: allowed_us / (slowdown * spread.margin) for p, slowdown in slowdowns.items()}
+    times_us = {p: max(least_us, allowed_us / (slowdown * spread.margin)) for p, slowdown in slowdowns.items()}
     for p, factor in factors.items():
-        least_us = target_us if spread.relative else target_us / factor
-        times_us[p] = max(least_us, allowed_us / (factor * spread.margin))
+        own_us = target_us if spread.relative else target_us / factor
+        times_us[p] = max(own_us, least_us, allowed_us / (factor * spread.margin))
     # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
     return {p: frontier.lookup(times_us[p] + 0.5, finest) for p in range(pipelines)}
 
