@@ -24,6 +24,7 @@ from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.servers.engine_metrics import ENGINE_SERIES
 from perseus_agent.servers.metrics import GPU_SERIES, SERIES, NodeCollector
 from perseus_core.leases import RestingClock
+from perseus_core.power_policy import PowerPolicy
 from perseus_core.serving import ClockReason
 from perseus_proto.engine_hello import EngineHello
 
@@ -112,6 +113,8 @@ def test_a_node_is_the_sum_of_its_gpus(tmp_path: Path) -> None:
 
 def test_every_described_series_can_appear(tmp_path: Path) -> None:
     with at_work(tmp_path, 1) as bench:
+        for worker in bench.node.workers.values():
+            worker.governor.policy.latest = PowerPolicy(enforced=("MAX_Q",))
         found = {name for name, _ in bench.series(per_gpu=True)}
     # They need a rank.
     waiting = {"perseus_agent_plan_age_seconds", "perseus_agent_mark_lead_seconds"}
@@ -132,6 +135,13 @@ def test_extremes_and_mean_are_of_the_jobs_gpus_that_answer(bench: Bench) -> Non
     assert bench.value("perseus_node_gpu_power_watts") == bench.value("perseus_node_job_gpu_power_watts") == 300
     assert bench.value("perseus_node_gpus", state="lost") == bench.value("perseus_node_job_gpus_not_controllable") == 1
     assert bench.value("perseus_node_gpus", state="unknown") == 1, "its job has not been able to ask yet"
+
+
+def test_gpus_are_counted_by_the_profiles_that_their_driver_enforces(bench: Bench) -> None:
+    first, second = (worker.governor.policy for worker in bench.node.workers.values())
+    first.latest, second.latest = PowerPolicy(("COMPUTE",), ("COMPUTE", "MAX_Q")), PowerPolicy(("MAX_P",), ("MAX_Q",))
+    counted = {dict(labels)["profile"]: n for (_, labels), n in bench.series().items() if "profile" in dict(labels)}
+    assert counted == {"COMPUTE": 1, "MAX_Q": 2}, "what is only requested is not in force"
 
 
 def test_a_lock_that_nobody_wants_is_counted(bench: Bench) -> None:
