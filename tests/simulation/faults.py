@@ -274,7 +274,7 @@ KINDS: Final[dict[str, Kind]] = {
     "job suspended": Kind(_suspend, _unsuspend, (1.0, 10.0), may_stay=True),
     "job edited": Kind(_edit, weight=3),
     "stranger calls": Kind(_stranger),
-    "rank forges": Kind(_forge, lambda w, f: None, (1.0, 8.0), weight=3),
+    "rank forges": Kind(_forge, lambda w, f: None, (1.0, 15.0), weight=6),
     "clock set": Kind(_jump, weight=1),
 }
 

@@ -25,6 +25,13 @@ from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter
 from perseus_proto.hello import Hello, Timing
 
 RECONNECT_S: Final = 1.0
+TIMINGS: Final = {
+    MarkSource.HOST: Timing.HOST,
+    MarkSource.SYNCHRONISED: Timing.SYNCHRONISED,
+    MarkSource.EVENTS: Timing.GPU,
+    MarkSource.GPU: Timing.GPU,
+}
+"""What a hello says of marks."""
 
 
 @dataclass
@@ -43,6 +50,8 @@ class Rank:
     agent: Process | None = None
     pid: int = 0
     started_ns: int = 0
+    late: tuple[int, list[int]] | None = None
+    """The GPU's times of an iteration whose record is open: events show them an iteration later."""
 
 
 @dataclass
@@ -55,6 +64,8 @@ class TrainingJob:
     schedules: Sequence[Sequence[Instruction]]
     """By stage."""
     scheduler: Scheduler
+    marks: MarkSource = MarkSource.HOST
+    """Whose time its ranks' marks are in."""
     ranks: list[Rank] = field(default_factory=list)
     iteration: int = 0
     _done: set[tuple[int, int, InstructionKind, int, int]] = field(default_factory=set)
@@ -90,27 +101,65 @@ class TrainingJob:
     # ------------------------------------------------------------------------------------------------ one rank
 
     def _train(self, rank: Rank) -> None:
-        schedule, scheduler = self.schedules[rank.stage], self.scheduler
+        schedule = self.schedules[rank.stage]
         while True:
             iteration, writer = self.iteration, rank.writer
-            if writer is not None:
-                writer.step_begin(iteration, scheduler.now_ns // 1000)
+            times_us = self._begin_step(rank, writer, iteration)
             for index, instruction in enumerate(schedule):
                 self._receive(rank, instruction)
                 rank.gpu.settle()
                 rank.gpu.busy = True
-                if writer is not None:
-                    writer.begin(index, scheduler.now_ns // 1000)
-                scheduler.pause(self._takes_s(rank, instruction))
+                self._mark(writer, times_us, iteration, 2 * index + 1)
+                self.scheduler.pause(self._takes_s(rank, instruction))
                 rank.gpu.settle()
                 rank.gpu.busy = False
-                if writer is not None:
-                    writer.end(index, scheduler.now_ns // 1000)
+                self._mark(writer, times_us, iteration, 2 * index + 2)
                 self._done.add((rank.dp, rank.stage, instruction.kind, instruction.microbatch, iteration))
                 self._notify()
-            if writer is not None:
-                writer.step_end(iteration, scheduler.now_ns // 1000)
+            self._end_step(rank, writer, iteration, times_us)
             self._reduce(iteration)
+
+    @property
+    def _by_events(self) -> bool:
+        return self.marks in (MarkSource.EVENTS, MarkSource.GPU)
+
+    def _begin_step(self, rank: Rank, writer: ChannelWriter | None, iteration: int) -> list[int]:
+        """Open a record, and close the one before where its times came late. Returns the begin of the step."""
+        now_us = self.scheduler.now_ns // 1000
+        if writer is not None:
+            writer.step_begin(iteration, now_us)
+            if rank.late is not None:
+                before, times_us = rank.late
+                writer.fill(before, times_us[0], times_us[-1], times_us[1:-1])
+            if self.marks is MarkSource.GPU:
+                writer.gpu_mark(iteration, 0)
+        rank.late = None
+        return [now_us]
+
+    def _mark(self, writer: ChannelWriter | None, times_us: list[int], iteration: int, boundary: int) -> None:
+        now_us = self.scheduler.now_ns // 1000
+        times_us.append(now_us)
+        if writer is None:
+            return
+        index, ends = divmod(boundary - 1, 2)
+        if ends:
+            writer.end(index, now_us)
+        else:
+            writer.begin(index, now_us)
+        if self.marks is MarkSource.GPU:
+            writer.gpu_mark(iteration, boundary)
+
+    def _end_step(self, rank: Rank, writer: ChannelWriter | None, iteration: int, times_us: list[int]) -> None:
+        now_us = self.scheduler.now_ns // 1000
+        if writer is None:
+            return
+        if not self._by_events:
+            writer.step_end(iteration, now_us)
+            return
+        writer.step_end_untimed()
+        if self.marks is MarkSource.GPU:
+            writer.gpu_mark(iteration, len(times_us))
+        rank.late = iteration, [*times_us, now_us]
 
     def _takes_s(self, rank: Rank, instruction: Instruction) -> float:
         table, clock = self.work.times_us, rank.gpu.clock_mhz
@@ -161,12 +210,14 @@ class TrainingJob:
                 schedule = tuple(self.schedules[rank.stage])
                 reader = ChannelReader.create(len(schedule))
                 memory, bell = os.dup(reader.memory_fd), os.dup(reader.event_fd)
-                hello = Hello(rank.dp, rank.stage, 0, Timing.HOST, rank.gpu.uuid, schedule)
+                hello = Hello(rank.dp, rank.stage, 0, TIMINGS[self.marks], rank.gpu.uuid, schedule)
                 peer = Peer(rank.pid, 1000, rank.started_ns, PodProcess(rank.pod_uid, None), None)
                 session = TrainingSession(peer, hello, reader, lambda: None)
                 rank.agent = rank.node.admit(session)
                 if rank.agent is not None:
-                    rank.session, rank.writer = session, ChannelWriter(memory, bell, len(schedule))
+                    writer = ChannelWriter(memory, bell, len(schedule))
+                    writer.source = self.marks
+                    rank.session, rank.writer, rank.late = session, writer, None
                 else:
                     os.close(memory)
                     os.close(bell)
@@ -178,7 +229,7 @@ def forge(rank: Rank, value: float, lasts_s: float) -> None:
     """Write what cannot be true into a rank's memory for a while, and ring: as a tenant's process may."""
     scheduler, draw = rank.job.scheduler, rank.job.scheduler.random
     end_ns = scheduler.now_ns + int(lasts_s * 1e9)
-    way, iteration = int(value * 4), 1_000 + int(value * 1e6)
+    way, iteration = int(value * 5), 1_000 + int(value * 1e6)
     while scheduler.now_ns < end_ns:
         writer = rank.writer
         if writer is not None:
@@ -191,6 +242,9 @@ def forge(rank: Rank, value: float, lasts_s: float) -> None:
             elif way == 2:  # any bits in the words that are the rank's
                 for _ in range(20):
                     writer.words[draw.randrange(4, len(writer.words))] = draw.getrandbits(64)
+            elif way == 3:  # iterations that may be true, of numbers that no other rank has
+                _records(writer, iteration, scheduler.now_ns // 1000 - 2_000_000, 200_000)
+                iteration += 1_000
             else:  # times far ahead, or before their begin
                 _equal_records(writer, iteration, draw.getrandbits(62))
                 iteration += draw.randrange(1, 1 << 20)
@@ -200,9 +254,16 @@ def forge(rank: Rank, value: float, lasts_s: float) -> None:
 
 def _equal_records(writer: ChannelWriter, first: int, at_us: int) -> None:
     """Records of the GPU's times, all of which are one."""
+    _records(writer, first, at_us, 0)
+
+
+def _records(writer: ChannelWriter, first: int, at_us: int, period_us: int) -> None:
+    """Records of the GPU's times, in which everything takes as long."""
     writer.change_source(MarkSource.EVENTS)
-    count = writer._last + 1
-    for iteration in range(first, first + SLOTS):
-        writer.step_begin(iteration, at_us)
+    boundaries = 2 * (writer._last + 1)
+    for number in range(SLOTS):
+        begin_us = at_us + number * period_us
+        times_us = [begin_us + period_us * place // (boundaries + 1) for place in range(boundaries)]
+        writer.step_begin(first + number, begin_us)
         writer.step_end_untimed()
-        writer.fill(iteration, at_us, at_us, [at_us] * (2 * count))
+        writer.fill(first + number, begin_us, times_us[-1], times_us)

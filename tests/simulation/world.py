@@ -21,6 +21,7 @@ from tests.simulation.training import Rank, TrainingJob
 
 from perseus_core import keys
 from perseus_core.instruction import Instruction, InstructionKind
+from perseus_core.marks import MarkSource
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
 from perseus_operator.jobs.metrics import Metrics
@@ -124,6 +125,7 @@ class World:
         self._pods: dict[str, Pod] = {}
         self._number = 0
         self._jobs = jobs
+        self._marks = [self.scheduler.random.choice(list(MarkSource)) for _ in range(jobs)]
 
     def _sync(self) -> OSError | None:
         process = self.scheduler.current
@@ -242,7 +244,7 @@ class World:
         times, schedules = work()
         if name in self.training:
             self.training[name].end()
-        job = self.training[name] = TrainingJob(NAMESPACE, name, times, schedules, self.scheduler)
+        job = self.training[name] = TrainingJob(NAMESPACE, name, times, schedules, self.scheduler, self._marks[number])
         places = []
         for node in self.nodes.values():
             self._number += 1
