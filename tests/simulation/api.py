@@ -19,7 +19,7 @@ from tests.simulation.scheduler import Process, Scheduler
 from perseus_core import keys
 from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.controller.operator import Operator
-from perseus_operator.errors import KubeConflict, KubeUnavailable
+from perseus_operator.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from perseus_operator.objects.values import JobRef, Json, Pod
 from perseus_operator.replicas.shard import NO_NOTES, LeaseRecord, Notes
 
@@ -32,6 +32,8 @@ class ApiServer(MemoryCluster):
         self.scheduler = scheduler
         self.connections: list[ApiConnection] = []
         self.leases = LeaseServer()
+        self.budgets: dict[str, Json] = {}
+        """PowerBudgets by name."""
         self.past: list[tuple[int, dict[str, Json], list[Pod]]] = []
         """What lists would have shown, by time."""
 
@@ -49,6 +51,39 @@ class ApiServer(MemoryCluster):
         for uid in before.keys() | now.keys():
             if before.get(uid) != now.get(uid):
                 self.tell(lambda operator, uid=uid: _observe_pod(operator, now.get(uid), before.get(uid)))
+
+    def apply_budget(self, name: str, spec: Json) -> None:
+        """An administrator creates a PowerBudget, or changes its spec."""
+        known = self.budgets.get(name)
+        generation = known["metadata"]["generation"] + 1 if known else 1
+        uid = known["metadata"]["uid"] if known else f"uid-{name}-{self._version}"
+        self._put_budget({**(known or {}), "metadata": {"name": name, "uid": uid, "generation": generation}, "spec": spec})
+
+    def delete_budget(self, name: str) -> None:
+        """He deletes it."""
+        gone = self.budgets.pop(name, None)
+        if gone is not None:
+            self.tell(lambda operator: operator.budgets.deleted(gone))
+
+    async def power_budgets(self) -> list[Json]:
+        return list(json.loads(json.dumps(list(self.budgets.values()))))
+
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        known = self.budgets.get(name)
+        if known is None or known["metadata"]["uid"] != uid:
+            raise KubeNotFound(name)
+        return self._put_budget({**known, "status": json.loads(json.dumps(status))})
+
+    async def energy_classes(self) -> list[Json]:
+        return []
+
+    def _put_budget(self, budget: Json) -> str:
+        self._version += 1
+        budget["metadata"] = {**budget["metadata"], "resourceVersion": str(self._version)}
+        self.budgets[budget["metadata"]["name"]] = budget
+        text = json.dumps(budget)
+        self.tell(lambda operator: operator.budgets.observe(json.loads(text)))
+        return str(self._version)
 
     def delete(self, uid: str) -> None:
         """Delete a PerseusJob."""
@@ -149,6 +184,8 @@ class ApiConnection:
         for job in list(self.server.jobs.values()):
             text = json.dumps({"kind": keys.KIND, **job})
             self.tell(lambda operator, text=text: operator.observe_job(json.loads(text)))
+        for budget in self.server.budgets.values():
+            self.tell(lambda operator, budget=budget: operator.budgets.observe(json.loads(json.dumps(budget))))
         for pod in self.server.pods:
             self.tell(lambda operator, pod=pod: operator.observe_pod(body_of(pod), deleted=False))
 

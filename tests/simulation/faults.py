@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.simulation.gpus import CLOCKS_MHZ, REASON_OF_FOREIGN
 from tests.simulation.network import REQUESTS
 from tests.simulation.training import forge
-from tests.simulation.world import World
+from tests.simulation.world import BUDGET, PLANNED_W, World
 
 from perseus_agent.devices.base import EventReason
 
@@ -124,7 +124,23 @@ def _kill_training(world: World, fault: Fault) -> None:
     name, number = _name(world, fault)
     if world.training[name].ranks:
         world.training[name].end()
-        world.scheduler.after(fault.value, lambda: None if world.training[name].ranks else again(world, name, number))
+        world.scheduler.after(10 * fault.value, lambda: None if world.training[name].ranks else again(world, name, number))
+
+
+def _fail_gpus(world: World, fault: Fault) -> None:
+    """GPUs fail: the driver refuses, and with it the training ends."""
+    _node(world, fault).driver.refuses = True
+    _kill_training(world, fault)
+
+
+def _evict(world: World, fault: Fault) -> None:
+    """A node kills what runs on it: out of memory, say."""
+    node = _node(world, fault)
+    for name, number in ((f"job-{number}", number) for number in range(len(world.training))):
+        world.training[name].end()
+        world.scheduler.after(10 * fault.value, lambda n=name, m=number: None if world.training[n].ranks else again(world, n, m))
+    node.kill_keeper()
+    node.kill_agent()
 
 
 def again(world: World, name: str, number: int) -> None:
@@ -178,6 +194,11 @@ def _edit(world: World, fault: Fault) -> None:
     else:
         share = f"{1 + int(fault.value * 10)}%"
         world.edit_job(name, {"objective": {"type": "MaxSlowdown", "maxSlowdown": share}})
+
+
+def _limit(world: World, fault: Fault) -> None:
+    """An administrator limits the power of the jobs that are planned, between what they need and what they like."""
+    world.api.apply_budget(BUDGET, {"watts": int(PLANNED_W[0] + fault.value * (PLANNED_W[1] - PLANNED_W[0]))})
 
 
 def _foreign(world: World, fault: Fault) -> None:
@@ -262,6 +283,8 @@ KINDS: Final[dict[str, Kind]] = {
     "disk slow": Kind(**_set(lambda w, f: _node(w, f).disk, "slow_s", lambda f: 3 * f.value, 0.0), lasts_s=(1.0, 15.0)),
     "driver hangs": Kind(**_set(lambda w, f: _node(w, f).driver, "hangs", True, False), lasts_s=(0.3, 12.0)),
     "driver refuses": Kind(**_set(lambda w, f: _node(w, f).driver, "refuses", True, False), lasts_s=(0.1, 4.0)),
+    "GPU fails": Kind(_fail_gpus, lambda w, f: setattr(_node(w, f).driver, "refuses", False), (0.1, 4.0)),
+    "node out of memory": Kind(_evict),
     "driver slow": Kind(**_set(lambda w, f: _node(w, f).driver, "slow", 8.0, 1.0), lasts_s=(1.0, 10.0)),
     "GPUs lost": Kind(**_set(lambda w, f: _node(w, f).driver, "lost", True, False), lasts_s=(0.5, 8.0), weight=1),
     "foreign lock": Kind(_foreign, _domestic, (4.0, 15.0)),
@@ -273,6 +296,7 @@ KINDS: Final[dict[str, Kind]] = {
     "job recommends": Kind(_observe, _enforce, (1.0, 10.0), may_stay=True),
     "job suspended": Kind(_suspend, _unsuspend, (1.0, 10.0), may_stay=True),
     "job edited": Kind(_edit, weight=3),
+    "power limited": Kind(_limit, lambda w, f: w.api.delete_budget(BUDGET), (5.0, 30.0), may_stay=True, weight=4),
     "stranger calls": Kind(_stranger),
     "rank forges": Kind(_forge, lambda w, f: None, (1.0, 15.0), weight=6),
     "clock set": Kind(_jump, weight=1),

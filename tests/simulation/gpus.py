@@ -19,7 +19,7 @@ from perseus_core.units import mj_from_j, mw_from_w
 
 CLOCKS_MHZ: Final = tuple(range(210, 1411, 15))
 MODEL: Final = "NVIDIA A100-SXM4-80GB"
-IDLE_W, BUSY_W = 84.0, 400.0
+IDLE_W, LIMIT_W = 83.64, 400.0
 READING_S: Final = 0.00002
 WRITES_S: Final = (0.002, 0.013)
 EFFECT_S: Final = (0.005, 0.09)
@@ -55,7 +55,8 @@ class Gpu:
     """Since when a foreign program's lock is on it."""
     steady_before_foreign: bool = False
     writes_before_foreign: int = 0
-    busy: bool = False
+    busy_w: float = 0.0
+    """What the instruction draws that it executes; 0: it executes none."""
     reasons: EventReason = EventReason.NONE
     energy_j: float = 0.0
     energy_ns: int = 0
@@ -82,9 +83,12 @@ class Gpu:
     @property
     def power_w(self) -> float:
         """What it draws now."""
-        if not self.busy:
-            return IDLE_W
-        return IDLE_W + (BUSY_W - IDLE_W) * float(self.clock_mhz / CLOCKS_MHZ[-1]) ** 2.5
+        return self.busy_w or IDLE_W
+
+    def execute(self, watts: float) -> None:
+        """Begin an instruction that draws so much, or end one: 0."""
+        self.settle()
+        self.busy_w = watts
 
     def settle(self) -> None:
         """Bring the counter of energy to now."""
@@ -99,7 +103,7 @@ class SimulatedDevice:
     def __init__(self, gpu: Gpu, process: Process, minor: int) -> None:
         self._gpu = gpu
         self._process = process
-        self.identity = DeviceIdentity(gpu.uuid, MODEL, CLOCKS_MHZ, minor, mw_from_w(BUSY_W), minor)
+        self.identity = DeviceIdentity(gpu.uuid, MODEL, CLOCKS_MHZ, minor, mw_from_w(LIMIT_W), minor)
 
     def controllability(self) -> tuple[Controllability, str]:
         self._call(READING_S)
@@ -131,7 +135,7 @@ class SimulatedDevice:
 
     def event_reasons(self) -> EventReason:
         self._call(READING_S)
-        return self._gpu.reasons if self._gpu.busy else EventReason.IDLE
+        return self._gpu.reasons if self._gpu.busy_w else EventReason.IDLE
 
     def close(self) -> None:
         """Nothing is open."""

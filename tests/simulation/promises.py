@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tests.doubles.kept import kept
+from tests.simulation.energy import Energy
 from tests.simulation.faults import Fault
 from tests.simulation.gpus import Gpu
 from tests.simulation.node import SimulatedNode
@@ -24,7 +25,7 @@ UNKEPT_S: Final = 4.0
 """After two deaths: until the next agent has read its journal."""
 FOREIGN_S: Final = 4.0
 """Until a foreign lock is noticed: three looks in a row, and what settles before."""
-DRIVER: Final = {"driver hangs": 25.0, "driver refuses": 8.0, "GPUs lost": 25.0}
+DRIVER: Final = {"driver hangs": 25.0, "driver refuses": 8.0, "GPU fails": 8.0, "GPUs lost": 25.0}
 """How long after such a fault a GPU may still be locked: resets are tried at growing pauses, a lost GPU is watched."""
 MOST_KEPT: Final = 8_000
 """Values of the iterations of a job: 32 that lack one of four ranks, and 64 that are judged, are 6,000."""
@@ -55,6 +56,7 @@ class Promises:
         """When each GPU was written last."""
         self._foreign = False
         self._forged: set[str] = set()
+        self.energy = Energy(world)
         world.network.answered = self._accepted
         for node in world.nodes.values():
             for gpu in node.gpus:
@@ -67,10 +69,11 @@ class Promises:
         """A fault begins."""
         self._active.append(fault)
         self._excuse(fault)
+        self.energy.begun(fault)
         self._foreign |= fault.kind == "foreign lock"
         if fault.kind == "rank forges":  # its job has what it has written
             self._forged.add(f"job-{fault.place % len(self._world.training)}")
-        if fault.kind == "keeper killed":  # of two deaths the second
+        if fault.kind in ("keeper killed", "node out of memory"):  # of two deaths the second
             node = self._world.nodes[self._node_of(fault)]
             self._unkept_ns[node.name] = self._now.now_ns
             for gpu in node.gpus:
@@ -82,6 +85,7 @@ class Promises:
         """It ends."""
         self._active.remove(fault)
         self._excuse(fault)
+        self.energy.begun(fault, ends=True)
 
     def _excuse(self, fault: Fault) -> None:
         if fault.kind in DRIVER:
@@ -203,7 +207,8 @@ class Promises:
 
     def check_end(self, quiet_s: float) -> None:
         """What must be so after a while without faults: what was asked for is in force, and nothing moves."""
-        for check in (self._check_memory, self._check_jobs, self._check_rest, self._check_steady):
+        checks = self._check_memory, self._check_jobs, self._check_rest, self._check_steady
+        for check in (*checks, self.energy.check_budget, self._check_energy):
             if not self._now.failures:
                 check(quiet_s)
 
@@ -217,6 +222,9 @@ class Promises:
                     self._now.fail(
                         f"promise 10: {replica.name} keeps {values} values of the iterations of {runner.ref}"
                     )
+
+    def _check_energy(self, quiet_s: float) -> None:
+        self.energy.check_sums(quiet_s, self._forged)
 
     def _check_jobs(self, quiet_s: float) -> None:
         for name, uid in self._world.uids.items():

@@ -8,12 +8,11 @@ memory that the agent reads, by the writer of the real channel; the connection i
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.doubles.light_job import Work
-from tests.simulation.gpus import CLOCKS_MHZ, Gpu
+from tests.simulation.gpus import Gpu
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import Process, Scheduler, Waiter
 
@@ -32,6 +31,16 @@ TIMINGS: Final = {
     MarkSource.GPU: Timing.GPU,
 }
 """What a hello says of marks."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every pipeline of a job executes."""
+
+    schedules: Sequence[Sequence[Instruction]]
+    """By stage."""
+    costs: Mapping[tuple[int, int, int], tuple[float, float]]
+    """Seconds and joules of an instruction by stage, kind and clock, at all clocks from the lowest useful one on."""
 
 
 @dataclass
@@ -61,20 +70,20 @@ class TrainingJob:
     namespace: str
     name: str
     work: Work
-    schedules: Sequence[Sequence[Instruction]]
-    """By stage."""
     scheduler: Scheduler
     marks: MarkSource = MarkSource.HOST
     """Whose time its ranks' marks are in."""
     ranks: list[Rank] = field(default_factory=list)
     iteration: int = 0
+    ends: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """When each iteration ended (ns), and the joules that the counters of its GPUs showed then."""
     _done: set[tuple[int, int, InstructionKind, int, int]] = field(default_factory=set)
     _waiting: list[Waiter] = field(default_factory=list)
     _arrived: int = 0
 
     def start(self, places: Sequence[tuple[SimulatedNode, Gpu, str]], pipelines: int) -> None:
         """Start a process on each of these GPUs, in their pods: pipeline by pipeline."""
-        stages = len(self.schedules)
+        stages = len(self.work.schedules)
         self._done.clear()
         self._arrived = 0
         for number, (node, gpu, pod_uid) in enumerate(places[: stages * pipelines]):
@@ -90,8 +99,7 @@ class TrainingJob:
         """SIGKILL for all of them, as when a pod is deleted or a rank has failed."""
         for rank in self.ranks:
             self.scheduler.kill(rank.process)
-            rank.gpu.settle()
-            rank.gpu.busy = False
+            rank.gpu.execute(0.0)
             if rank.session is not None and rank.agent is not None:
                 session, agent, node = rank.session, rank.agent, rank.node
                 self.scheduler.after(0.001, lambda s=session, a=agent, n=node: n.leave(s, a))
@@ -101,18 +109,17 @@ class TrainingJob:
     # ------------------------------------------------------------------------------------------------ one rank
 
     def _train(self, rank: Rank) -> None:
-        schedule = self.schedules[rank.stage]
+        schedule = self.work.schedules[rank.stage]
         while True:
             iteration, writer = self.iteration, rank.writer
             times_us = self._begin_step(rank, writer, iteration)
             for index, instruction in enumerate(schedule):
                 self._receive(rank, instruction)
-                rank.gpu.settle()
-                rank.gpu.busy = True
+                takes_s, energy_j = self._costs(rank, instruction)
+                rank.gpu.execute(energy_j / takes_s)
                 self._mark(writer, times_us, iteration, 2 * index + 1)
-                self.scheduler.pause(self._takes_s(rank, instruction))
-                rank.gpu.settle()
-                rank.gpu.busy = False
+                self.scheduler.pause(takes_s * self.scheduler.random.uniform(0.998, 1.002))
+                rank.gpu.execute(0.0)
                 self._mark(writer, times_us, iteration, 2 * index + 2)
                 self._done.add((rank.dp, rank.stage, instruction.kind, instruction.microbatch, iteration))
                 self._notify()
@@ -161,19 +168,18 @@ class TrainingJob:
             writer.gpu_mark(iteration, len(times_us))
         rank.late = iteration, [*times_us, now_us]
 
-    def _takes_s(self, rank: Rank, instruction: Instruction) -> float:
-        table, clock = self.work.times_us, rank.gpu.clock_mhz
-        key = rank.stage, int(instruction.kind), clock
-        while key not in table and clock < CLOCKS_MHZ[-1]:
+    def _costs(self, rank: Rank, instruction: Instruction) -> tuple[float, float]:
+        """Seconds and joules of an instruction at the GPU's clock."""
+        clock = rank.gpu.clock_mhz
+        while (costs := self.work.costs.get((rank.stage, int(instruction.kind), clock))) is None:
             clock += 15
-            key = rank.stage, int(instruction.kind), clock
-        return 1e-6 * table[key] * self.scheduler.random.uniform(0.998, 1.002)
+        return costs
 
     def _receive(self, rank: Rank, instruction: Instruction) -> None:
         """Wait for the neighbour whose result this needs."""
         forward = instruction.kind is InstructionKind.FORWARD
         neighbour = rank.stage + (-1 if forward else 1)
-        if 0 <= neighbour < len(self.schedules):
+        if 0 <= neighbour < len(self.work.schedules):
             needed = rank.dp, neighbour, instruction.kind, instruction.microbatch, self.iteration
             while needed not in self._done:
                 self._wait()
@@ -184,6 +190,9 @@ class TrainingJob:
         if self._arrived == len(self.ranks):
             self._arrived = 0
             self._done.clear()
+            for own in self.ranks:
+                own.gpu.settle()
+            self.ends[iteration] = self.scheduler.now_ns, sum(own.gpu.energy_j for own in self.ranks)
             self.iteration += 1
             self._notify()
         while self.iteration == iteration:
@@ -207,7 +216,7 @@ class TrainingJob:
                 rank.session = rank.writer = rank.agent = None
                 scheduler.pause(scheduler.random.uniform(0.1, RECONNECT_S))
             if rank.session is None:
-                schedule = tuple(self.schedules[rank.stage])
+                schedule = tuple(self.work.schedules[rank.stage])
                 reader = ChannelReader.create(len(schedule))
                 memory, bell = os.dup(reader.memory_fd), os.dup(reader.event_fd)
                 hello = Hello(rank.dp, rank.stage, 0, TIMINGS[self.marks], rank.gpu.uuid, schedule)

@@ -10,14 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.doubles.light_job import Work
 from tests.simulation import machine
 from tests.simulation.api import ApiConnection, ApiFaults, ApiServer
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network, SimulatedPool
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.training import Rank, TrainingJob
+from tests.simulation.training import Rank, TrainingJob, Work
 
 from perseus_core import keys
 from perseus_core.instruction import Instruction, InstructionKind
@@ -45,6 +44,10 @@ MICROBATCHES: Final = 3
 STAGES: Final = 2
 FORWARD_S: Final = 0.12
 POINTS: Final = 8
+BUDGET: Final = "site"
+PLANNED_W: Final = (2_400.0, 2_850.0)
+"""Of the jobs together, what they need and what they like: the planned one 777 to 1,226 W, the other one, whose clock
+is fixed, is taken for the limits of its GPUs, 1,600 W."""
 LEASE_TTL_S: Final = 6.0
 RESTART_S: Final = (0.5, 3.0)
 _ANSWERS: Final[dict[bytes, Verdict]] = {}
@@ -57,15 +60,22 @@ def _csv() -> str:
 
 
 @lru_cache(maxsize=1)
-def work() -> tuple[Work, list[Any]]:
-    """What a pipeline executes, and its schedule by stage."""
+def work() -> Work:
+    """What a pipeline executes."""
     schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
     problem = build_problem(read_profile(_csv(), stages=STAGES), schedule, blocking_power_w=BLOCKING_W)
     stages = [
         [Instruction(InstructionKind[k.upper()], m, c) for k, m, c in schedule.of_stage(stage)]
         for stage in range(STAGES)
     ]
-    return Work.of(problem), stages
+    costs = {
+        (table.stage, int(table.kind), clock): (time_s, energy_j)
+        for table in problem.options
+        for clock, time_s, energy_j in zip(
+            table.frequency_mhz.tolist(), table.time_s.tolist(), table.energy_j.tolist(), strict=True
+        )
+    }
+    return Work(stages, costs)
 
 
 class Solvers:
@@ -115,7 +125,7 @@ class World:
         self.api = ApiServer(self.scheduler, agents)
         self.api.config_maps["profile"] = ConfigMap("profile", {keys.PROFILE_KEY: _csv()}, {})
         self.network = Network(self.scheduler, self.nodes)
-        self.settings = Settings(insecure=True, namespaces=NAMESPACE, lease_ttl_s=LEASE_TTL_S, agent_timeout_s=1.5)
+        self.settings = Settings(insecure=True, lease_ttl_s=LEASE_TTL_S, agent_timeout_s=1.5)
         self.replicas = [Replicated(f"operator-{n}", Process(f"operator-{n}")) for n in range(replicas)]
         self.training: dict[str, TrainingJob] = {}
         self.on_gpu: dict[str, Rank] = {}
@@ -241,10 +251,9 @@ class World:
 
     def start_training(self, name: str, number: int) -> None:
         """Start the job's pods: on each node one, with a GPU for each stage."""
-        times, schedules = work()
         if name in self.training:
             self.training[name].end()
-        job = self.training[name] = TrainingJob(NAMESPACE, name, times, schedules, self.scheduler, self._marks[number])
+        job = self.training[name] = TrainingJob(NAMESPACE, name, work(), self.scheduler, self._marks[number])
         places = []
         for node in self.nodes.values():
             self._number += 1
