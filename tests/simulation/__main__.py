@@ -17,10 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, Mutant
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-KEPT: Final = Path(__file__).with_name("seeds") / "seeds.txt"
+PAGE: Final = REPOSITORY / "docs" / "simulation.md"
+SEEDS_OF_MUTANTS: Final = 1_000
+"""Of which those run that draw what a mutant needs."""
+KEPT: Final = Path(__file__).with_name("seeds") / "seeds.jsonl"
+"""Seeds in which a promise was broken once, each with its faults and what was wrong. The faults stand there because
+what a seed draws changes with each kind of fault that is added."""
 
 
 class Workers:
@@ -108,13 +113,13 @@ def replay(seed: int) -> int:
         print(f"seed {seed}: {outcome['failure']}")
         print(f"seed {seed}, with {len(faults)} of {len(outcome['faults'])} faults: {'; '.join(least['faults'])}")
         print(f"  {least['failure']}")
+        print(json.dumps({"seed": seed, "why": "", "faults": faults}))
         return 1
 
 
-def kept_seeds() -> list[int]:
-    """Seeds that have failed once."""
-    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+def kept_seeds() -> list[dict[str, Any]]:
+    """Seeds that have failed once: ``seed``, ``faults`` and ``why``."""
+    return [json.loads(line) for line in KEPT.read_text().splitlines()]
 
 
 def run_many(seeds: Sequence[int], jobs: int, mutant: str = "", *, stop: bool = False) -> list[dict[str, Any]]:
@@ -140,25 +145,50 @@ def run_many(seeds: Sequence[int], jobs: int, mutant: str = "", *, stop: bool = 
     return outcomes
 
 
-def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> dict[str, dict[str, Any] | None]:
-    """Break the code in each way in turn, and run seeds until one notices. Returns the outcome by mutant, with how many
-    seeds it took; None: none did."""
-    found: dict[str, dict[str, Any] | None] = {}
+def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> int:
+    """Break the code in each way in turn, run seeds until one notices, and write the row of each into the table of the
+    docs. Returns how many were not noticed."""
+    missed = 0
     for mutant in [MUTANTS[name] for name in names] or MUTANTS.values():
-        found[mutant.name] = None
         with Workers(jobs, mutant.name) as workers:
-            for count, outcome in enumerate(workers.run({"seed": seed} for seed in range(most)), 1):
-                if outcome["failure"]:
-                    found[mutant.name] = {**outcome, "seeds": count}
-                    break
-        said = found[mutant.name]
-        by = (
-            f"seed {said['seed']}, after {said['seeds']} | {said['failure'].splitlines()[0]}" if said else "not found |"
-        )
-        print(f"| {mutant.name} | {mutant.origin} | {by} |", flush=True)
-    caught = sum(outcome is not None for outcome in found.values())
-    print(f"{caught} of {len(found)} mutants found within {most} seeds each")
-    return found
+            outcome = _first_that_fails(workers, mutant, most)
+        missed += outcome is None
+        said = "not found" if outcome is None else _said(outcome)
+        print(f"{mutant.name}: {said}", flush=True)
+        _record(mutant, outcome, most)
+    print(f"{missed} mutants not found within {most} seeds each")
+    return missed
+
+
+def _said(outcome: dict[str, Any]) -> str:
+    return f"seed {outcome['seed']}: {outcome['failure'].splitlines()[0]}"
+
+
+def _first_that_fails(workers: Workers, mutant: Mutant, most: int) -> dict[str, Any] | None:
+    """The outcome of the first seed in which a promise is broken, of those that draw what the mutant needs."""
+    seeds = range(SEEDS_OF_MUTANTS)
+    if mutant.needs:
+        drawn = {answer["draw"]: answer["faults"] for answer in workers.run({"draw": seed} for seed in seeds)}
+        kinds = {seed: {fault["kind"] for fault in faults} for seed, faults in drawn.items()}
+        seeds = [seed for seed in seeds if kinds[seed].issuperset(mutant.needs)]
+    outcomes = workers.run({"seed": seed} for seed in seeds[:most])
+    return next((outcome for outcome in outcomes if outcome["failure"]), None)
+
+
+def _record(mutant: Mutant, outcome: dict[str, Any] | None, most: int) -> None:
+    """Write the row of a mutant into the table."""
+    by = f"none of {most} |" if outcome is None else f"seed {outcome['seed']} | {_broken(outcome['failure'])}"
+    row = f"| `{mutant.name}` | {mutant.origin} | {by} |"
+    lines = PAGE.read_text().splitlines()
+    places = [number for number, line in enumerate(lines) if line.startswith(f"| `{mutant.name}` |")]
+    last = max(number for number, line in enumerate(lines) if line.startswith(("| `", "|---|---|---|---|")))
+    lines[places[0] if places else last + 1 : places[0] + 1 if places else last + 1] = [row]
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+def _broken(failure: str) -> str:
+    """Which promise."""
+    return failure.partition(" s: ")[2].partition(":")[0]
 
 
 def main() -> int:
@@ -174,7 +204,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.mutants is not None:
         chosen = [options.mutant] if options.mutant else []
-        return 0 if all(find_mutants(options.mutants, options.jobs, chosen).values()) else 1
+        return min(1, find_mutants(options.mutants, options.jobs, chosen))
     if options.seed is not None:
         return replay(options.seed)
     seeds = range(options.first, options.first + options.seeds)

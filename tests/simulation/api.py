@@ -57,7 +57,9 @@ class ApiServer(MemoryCluster):
         known = self.budgets.get(name)
         generation = known["metadata"]["generation"] + 1 if known else 1
         uid = known["metadata"]["uid"] if known else f"uid-{name}-{self._version}"
-        self._put_budget({**(known or {}), "metadata": {"name": name, "uid": uid, "generation": generation}, "spec": spec})
+        self._put_budget(
+            {**(known or {}), "metadata": {"name": name, "uid": uid, "generation": generation}, "spec": spec}
+        )
 
     def delete_budget(self, name: str) -> None:
         """He deletes it."""

@@ -21,8 +21,21 @@ NOISE: Final = 1.03
 CALM_S: Final = 10.0
 """After what concerns jobs, nodes or the budget itself, until the budget must be kept again."""
 OF_OPERATORS: Final = frozenset(
-    ("operator killed", "operator stopped", "link cut", "messages lost", "messages doubled", "messages late")
-    + ("API away", "API fails", "API stale", "watch silent", "watch repeats", "stranger calls")
+    (
+        "operator killed",
+        "operator stopped",
+        "link cut",
+        "link blinks",
+        "messages lost",
+        "messages doubled",
+        "messages late",
+        "API away",
+        "API fails",
+        "API stale",
+        "watch silent",
+        "watch repeats",
+        "stranger calls",
+    )
 )
 """Faults for which a budget that is kept is not exceeded."""
 SAMPLED_J: Final = 4 * 0.4 * LIMIT_W
@@ -89,7 +102,9 @@ class Energy:
             return
         limit_w = budget["spec"]["watts"] - self._unsteered_w()
         if _says_kept(budget) and mean_w > limit_w * NOISE:
-            self._now.fail(f"promise 12: the budget is said to be kept, and {PLANNED} draws {mean_w:.0f} of {limit_w:.0f} W")
+            self._now.fail(
+                f"promise 12: the budget is said to be kept, and {PLANNED} draws {mean_w:.0f} of {limit_w:.0f} W"
+            )
 
     def check_sums(self, quiet_s: float, forged: set[str]) -> None:
         """Promise 7: what the operator has measured of successive iterations is what the GPUs have drawn."""

@@ -124,7 +124,17 @@ def _kill_training(world: World, fault: Fault) -> None:
     name, number = _name(world, fault)
     if world.training[name].ranks:
         world.training[name].end()
-        world.scheduler.after(10 * fault.value, lambda: None if world.training[name].ranks else again(world, name, number))
+        _start_later(world, name, number, fault)
+
+
+def _start_later(world: World, name: str, number: int, fault: Fault) -> None:
+    """A user starts what has ended again, after up to ten seconds."""
+
+    def start() -> None:
+        if not world.training[name].ranks:
+            again(world, name, number)
+
+    world.scheduler.after(10 * fault.value, start)
 
 
 def _fail_gpus(world: World, fault: Fault) -> None:
@@ -136,9 +146,9 @@ def _fail_gpus(world: World, fault: Fault) -> None:
 def _evict(world: World, fault: Fault) -> None:
     """A node kills what runs on it: out of memory, say."""
     node = _node(world, fault)
-    for name, number in ((f"job-{number}", number) for number in range(len(world.training))):
-        world.training[name].end()
-        world.scheduler.after(10 * fault.value, lambda n=name, m=number: None if world.training[n].ranks else again(world, n, m))
+    for number in range(len(world.training)):
+        world.training[f"job-{number}"].end()
+        _start_later(world, f"job-{number}", number, fault)
     node.kill_keeper()
     node.kill_agent()
 
@@ -271,6 +281,7 @@ KINDS: Final[dict[str, Kind]] = {
         (0.5, 15.0),
     ),
     "link cut": Kind(**_set(_link, "cut", True, False), lasts_s=(0.5, 20.0), weight=3),
+    "link blinks": Kind(**_set(_link, "cut", True, False), lasts_s=(0.2, 1.2), weight=3),
     "messages lost": Kind(**_set(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages doubled": Kind(**_set(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages late": Kind(**_set(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),

@@ -21,6 +21,8 @@ CLOCKS_MHZ: Final = tuple(range(210, 1411, 15))
 MODEL: Final = "NVIDIA A100-SXM4-80GB"
 IDLE_W, LIMIT_W = 83.64, 400.0
 READING_S: Final = 0.00002
+SEEN: Final = 0.1
+"""Of readings, the share within which another thread may run: they are most of all calls, and short."""
 WRITES_S: Final = (0.002, 0.013)
 EFFECT_S: Final = (0.005, 0.09)
 REASON_OF_FOREIGN: Final = EventReason.SYNC_BOOST
@@ -106,7 +108,7 @@ class SimulatedDevice:
         self.identity = DeviceIdentity(gpu.uuid, MODEL, CLOCKS_MHZ, minor, mw_from_w(LIMIT_W), minor)
 
     def controllability(self) -> tuple[Controllability, str]:
-        self._call(READING_S)
+        self._read()
         return Controllability.YES, ""
 
     def now_us(self) -> int:
@@ -121,20 +123,20 @@ class SimulatedDevice:
         self._write(0)
 
     def sm_clock_mhz(self) -> int:
-        self._call(READING_S)
+        self._read()
         return self._gpu.clock_mhz
 
     def energy(self) -> Sequence[EnergyReading] | None:
-        self._call(READING_S)
+        self._read()
         self._gpu.settle()
         return [EnergyReading(self.now_us(), mj_from_j(self._gpu.energy_j))]
 
     def power_mw(self) -> int | None:
-        self._call(READING_S)
+        self._read()
         return mw_from_w(self._gpu.power_w)
 
     def event_reasons(self) -> EventReason:
-        self._call(READING_S)
+        self._read()
         return self._gpu.reasons if self._gpu.busy_w else EventReason.IDLE
 
     def close(self) -> None:
@@ -153,10 +155,15 @@ class SimulatedDevice:
         self._call(takes_s)
         self._gpu.write(mhz, self._process.name, slow=driver.slow)
 
+    def _read(self) -> None:
+        """Be inside the driver for a moment."""
+        self._call(READING_S if scheduler().random.random() < SEEN else 0.0)
+
     def _call(self, seconds: float) -> None:
         """Be inside the driver for so long, and while it hangs."""
         own, driver = scheduler(), self._gpu.driver
-        own.pause(seconds)
+        if seconds:
+            own.pause(seconds)
         while driver.hangs:
             own.pause(0.05)
         if driver.lost:

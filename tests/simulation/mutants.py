@@ -18,10 +18,12 @@ class Mutant:
     module: str
     changes: tuple[tuple[str, str], ...]
     origin: str
+    needs: tuple[str, ...] = ()
+    """Kinds of faults without which nothing can show: seeds that draw none of them are not tried."""
 
 
-def _mutant(name: str, module: str, origin: str, *changes: tuple[str, str]) -> Mutant:
-    return Mutant(name, module, changes, origin)
+def _mutant(name: str, module: str, origin: str, *changes: tuple[str, str], needs: tuple[str, ...] = ()) -> Mutant:
+    return Mutant(name, module, changes, origin, needs)
 
 
 _SURVIVED: Final = "survived all suites"
@@ -35,18 +37,21 @@ MUTANTS: Final = {
             "perseus_agent.keeper.keeper",
             _SURVIVED,
             ("OVERDUE_TICKS: Final = 3", "OVERDUE_TICKS: Final = 200"),
+            needs=("agent stopped",),
         ),
         _mutant(
             "agent-silent-7.5-s",
             "perseus_agent.lifecycle",
             _SURVIVED,
             ("SILENT_S: Final = 0.75", "SILENT_S: Final = 7.5"),
+            needs=("agent stopped",),
         ),
         _mutant(
             "any-reason-excuses",
             "perseus_agent.clocks.read_back",
             _SURVIVED,
             ("if clock_mhz < highest and reasons:", "if reasons:"),
+            needs=("foreign lock",),
         ),
         _mutant(
             "select-without-authorisation",
@@ -56,6 +61,7 @@ MUTANTS: Final = {
                 "            self.authorise(context)\n            with self._selecting():",
                 "            with self._selecting():",
             ),
+            needs=("stranger calls",),
         ),
         _mutant(
             "period-of-nothing",
@@ -63,12 +69,14 @@ MUTANTS: Final = {
             _HOLE,
             ("for _ in range(AHEAD):", "while True:"),
             ("period_us < PERIOD_MIN_US * iterations", "period_us < 0"),
+            needs=("rank forges",),
         ),
         _mutant(
             "iterations-kept-for-ever",
             "perseus_operator.nodes.iterations",
             _HOLE,
             ("        forget_oldest(self._open, report)\n", ""),
+            needs=("rank forges",),
         ),
         _mutant(
             "lease-never-ends",
@@ -108,48 +116,56 @@ MUTANTS: Final = {
             "perseus_agent.node.node",
             "promise 2",
             ("in self._journal.locked & self.workers.keys():", "in ():"),
+            needs=("node out of memory",),
         ),
         _mutant(
             "reset-tried-in-a-minute",
             "perseus_agent.clocks.governor",
             "promise 2",
             ("RESTORE_RETRY_S: Final = 0.5", "RESTORE_RETRY_S: Final = 60.0"),
+            needs=("GPU fails",),
         ),
         _mutant(
-            "seat-of-nobody",
-            "perseus_agent.node.processes",
+            "suspended-job-goes-on",
+            "perseus_operator.jobs.waiting",
             "promise 2",
-            ("        self._hang_up()\n", "        self._hang_up()\n        self.seats = ()\n"),
+            ("    if spec is not None and spec.suspend:", "    if False:"),
+            needs=("job suspended",),
         ),
         _mutant(
             "foreign-lock-overwritten",
             "perseus_agent.clocks.governor",
             "promise 3",
             ("            self._stand(Standing.FOREIGN, message)", "            self.applied = None"),
+            needs=("foreign lock",),
         ),
         _mutant(
             "kubelet-away-is-no-pod",
             "perseus_agent.node.lease_clocks",
             "promise 4",
             ("                if why:\n", "                if False:\n"),
+            needs=("kubelet away",),
         ),
         _mutant(
             "no-renewal-while-one-fails",
             "perseus_operator.controller.node_session",
             "promise 4",
             ("retry_at_s=now_s + backoff_s(node.failures)", "retry_at_s=now_s + 30"),
+            needs=("link blinks",),
         ),
         _mutant(
             "older-epoch-obeyed",
             "perseus_agent.node.leases",
             "promise 8",
             ("        if epoch < seen:\n", "        if False:\n"),
+            needs=("operator stopped",),
         ),
         _mutant(
             "epoch-not-in-the-journal",
             "perseus_agent.clocks.journal",
             "promise 8",
             ("            epochs[job_uid] = epoch\n", ""),
+            needs=("operator stopped",),
         ),
         _mutant(
             "lost-shard-still-served",
@@ -159,6 +175,7 @@ MUTANTS: Final = {
                 "        self._held -= shards\n        if shards:\n            self._lost(shards)",
                 "        self._held -= shards",
             ),
+            needs=("operator stopped",),
         ),
         _mutant(
             "lost-lease-never-acquired-again",
@@ -168,6 +185,7 @@ MUTANTS: Final = {
                 "    if node.leased_pods != node.pods or node.resting",
                 "    if (node.leased_pods is not None and node.leased_pods != node.pods) or node.resting",
             ),
+            needs=("link cut",),
         ),
         _mutant(
             "renewed-too-late",
@@ -183,24 +201,74 @@ MUTANTS: Final = {
                 "        for uid in known - await self._kube.job_uids(",
                 "        for uid in set() - await self._kube.job_uids(",
             ),
+            needs=("watch silent",),
         ),
         _mutant(
             "recommend-sets-clocks",
             "perseus_operator.families.training.decide",
             "promise 3",
             ("return Intent(plans, wanted, spec.mode.sets_clocks, None)", "return Intent(plans, wanted, True, None)"),
+            needs=("job recommends",),
         ),
         _mutant(
             "fixed-clock-in-every-mode",
             "perseus_operator.families.fixed_clock.clock",
             "promise 3",
             ("    if not spec.mode.sets_clocks:", "    if False:"),
+            needs=("job recommends",),
         ),
         _mutant(
             "agent-that-is-lost-is-forgotten",
             "perseus_agent.clocks.lost_gpu",
             "promise 6",
             ("        if self._answers < self._needed:\n", "        if True:\n"),
+            needs=("GPUs lost",),
+        ),
+        _mutant(
+            "energy-of-one-rank",
+            "perseus_operator.nodes.iterations",
+            "promise 7",
+            (
+                "    energies = [rank.energy_mj for rank in ranks]\n",
+                "    energies = [rank.energy_mj for rank in ranks][:1]\n",
+            ),
+        ),
+        _mutant(
+            "energy-of-one-pipeline",
+            "perseus_operator.nodes.iterations",
+            "promise 7",
+            (
+                "        energies = [part.energy_mj for part in parts.values()]\n",
+                "        energies = [part.energy_mj for part in parts.values()][:1]\n",
+            ),
+        ),
+        _mutant(
+            "share-not-obeyed",
+            "perseus_operator.families.training.features.power.plans",
+            "promise 12",
+            ("    if point <= frontier.lookup(target.time_us):", "    if True:"),
+            needs=("power limited",),
+        ),
+        _mutant(
+            "straggler-beyond-the-share",
+            "perseus_operator.families.training.decide",
+            "promise 12",
+            ("least_us=aim.target.time_us if aim.limited_by_share else 0.0", "least_us=0.0"),
+            needs=("power limited",),
+        ),
+        _mutant(
+            "resting-clock-ends-with-its-lease",
+            "perseus_agent.node.leases",
+            "promise 12",
+            ("if lease.lapsed or not lease.clock.keep_s:", "if True:"),
+            needs=("power limited", "link cut"),
+        ),
+        _mutant(
+            "highest-resting-clock",
+            "perseus_operator.families.training.features.power.resting_clock",
+            "promise 12",
+            ("max(fitting, default=frontier.ceilings_mw[0][0])", "frontier.ceilings_mw[-1][0]"),
+            needs=("power limited", "link cut"),
         ),
     )
 }
@@ -210,7 +278,7 @@ NOT_IN_THE_WORLD: Final = {
     "a rank's share of its GPU's thread 0.95, or its burst 300 s": "threads take no processor time",
     "the page remembers rights for 30,000 s": "there is no page",
     "Student's t with one degree of freedom too many": "a mutant of statistics: no order of events shows it",
-    "ClockLine.asked quadratic in a rank's times (H3)": "threads take no processor time, and schedules are short",
+    "ClockLine.asked quadratic in a rank's times (H3)": "schedules are short, and a quadratic of six is nothing",
     "an answer of a solver worker parsed on the event loop (H4)": "the solver's workers are honest",
 }
 """Of the lists of the issue, those that no seed can find yet, and why."""

@@ -30,8 +30,9 @@ DRIVER: Final = {"driver hangs": 25.0, "driver refuses": 8.0, "GPU fails": 8.0, 
 MOST_KEPT: Final = 8_000
 """Values of the iterations of a job: 32 that lack one of four ranks, and 64 that are judged, are 6,000."""
 OF_THE_API: Final = frozenset(
-    ("API away", "API fails", "API stale", "watch silent", "watch repeats", "kubelet away", "clock set")
+    ("API away", "API fails", "API stale", "watch silent", "watch repeats", "kubelet away", "clock set", "link blinks")
 )
+"""Faults beside which no lease runs out: a link that is back after a second is no reason either."""
 
 
 class Promises:
@@ -184,7 +185,9 @@ class Promises:
         before = self._expiries.get(id(of), 0)
         self._expiries[id(of)] = of.leases.expiries
         if of.leases.expiries > before and self._now.now_ns > self._not_only_api_ns:
-            self._now.fail(f"promise 4: a lease ran out on {node.name} although only the API server had faults")
+            self._now.fail(
+                f"promise 4: a lease ran out on {node.name} beside faults of the API server, or of a link for a second"
+            )
 
     # ------------------------------------------------------------------------------------------------ events
 

@@ -111,7 +111,7 @@ def main() -> None:
     # The kernel's figure of what a thread has computed.
     gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
     for budget in ("_WORK", "_WORK_ONE"):  # plans need not be good here
-        setattr(pool, budget, getattr(pool, budget) / 20)
+        setattr(pool, budget, getattr(pool, budget) / 400)
     sys.unraisablehook = lambda _: None
     gc.disable()
     runs.warm_up()
@@ -120,7 +120,7 @@ def main() -> None:
         request = json.loads(line)
         if "draw" in request:
             drawn = faults.draw(request["draw"], until_s=runs.FAULTS_S)
-            answer: dict[str, Any] = {"faults": [asdict(fault) for fault in drawn]}
+            answer: dict[str, Any] = {"draw": request["draw"], "faults": [asdict(fault) for fault in drawn]}
         else:
             answer = run_in_child(request)
         print(json.dumps(answer), flush=True)
