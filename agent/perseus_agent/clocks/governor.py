@@ -123,7 +123,8 @@ class Governor:
     # ------------------------------------------------------------------------------------------------ requests
 
     def engage(self) -> None:
-        """Prepare for a rank: read from the device whether it may be driven."""
+        """Prepare for a rank: read from the device whether it may be driven. One that does not answer is lost, so that
+        it is asked again until it does: the rank prepares only once."""
         self._releasing = None
         if self.lost or self.standing is Standing.FOREIGN:
             return
@@ -131,9 +132,14 @@ class Governor:
             self._controllable(Controllability.NO_PERMISSION, UNWATCHED)
             return
         try:
-            self._controllable(*self._device.controllability())
+            state, message = self._device.controllability()
         except DeviceError as error:
-            self._fail(error)
+            self.stop_using(error)
+            return
+        if state is Controllability.LOST:
+            self.declare_lost(message)
+        else:
+            self._controllable(state, message)
 
     def check_keeper(self) -> float | None:
         """Give the GPU back if no keeper has watched for too long, and permit its use when one does. Returns when to

@@ -13,11 +13,13 @@ from tests.doubles.recording_gpu import RecordingGpu
 from perseus_agent.clocks.governor import BUSY_RETRIES, MAX_FAILURES, Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.lost_gpu import ANSWERS, LostGpu
 from perseus_agent.clocks.read_back import STRIKES
 from perseus_agent.clocks.standing import TRANSITIONS, Standing
 from perseus_agent.devices.base import Controllability, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
+    DeviceError,
     DeviceFailed,
     DeviceLost,
     InvalidClock,
@@ -151,6 +153,32 @@ def test_a_gpu_that_may_not_be_driven_is_never_written(tmp_path: Path, state: Co
     assert bench.written == []
     assert bench.journal.locked == frozenset()
     assert bench.governor.controllability is state
+
+
+@pytest.mark.parametrize("error", [DeviceBusy("refused"), DeviceFailed("refused"), DeviceLost("refused"), None])
+def test_a_gpu_that_does_not_answer_a_rank_is_asked_again_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError | None
+) -> None:
+    """Seeds 29 and 38 of the simulation: it was never driven, its job was Ready. NVML's devices raise nothing here but
+    say LOST."""
+
+    def refuse() -> tuple[Controllability, str]:
+        if error is not None:
+            raise error
+        return Controllability.LOST, "refused"
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(RecordingGpu, "controllability", lambda _: refuse())
+        bench = Bench(tmp_path)
+        bench.governor.want(1200)
+        assert bench.governor.controllability is Controllability.LOST
+        assert bench.governor.controllability_message == "refused"
+    lost = LostGpu(bench.gpu, bench.governor)
+    for _ in range(ANSWERS):
+        lost.check()
+    bench.governor.want(1200)
+    assert bench.written == [1200]
+    assert bench.told(GpuNoticeKind.LOST) == [True, False]
 
 
 def test_an_unsupported_clock_means_default_clocks(bench: Bench) -> None:
