@@ -91,7 +91,7 @@ MUTANTS: Final = {
             ("self._devices[uuid].reset_clocks()", "pass"),
         ),
         _mutant(
-            "keeper-is-not-told",
+            "keeper-learns-nothing",
             "perseus_agent.clocks.governor",
             "promise 2",
             (
@@ -198,7 +198,7 @@ MUTANTS: Final = {
             "perseus_operator.controller.operator",
             "promise 2",
             (
-                "        for uid in known - await self._kube.job_uids(",
+                "        for uid in uids - await self._kube.job_uids(",
                 "        for uid in set() - await self._kube.job_uids(",
             ),
             needs=("watch silent",),
@@ -229,8 +229,8 @@ MUTANTS: Final = {
             "perseus_operator.nodes.iterations",
             "promise 7",
             (
-                "    energies = [rank.energy_mj for rank in ranks]\n",
-                "    energies = [rank.energy_mj for rank in ranks][:1]\n",
+                "        energy_mj=_total(rank.energy_mj for rank in ranks),\n",
+                "        energy_mj=_total(rank.energy_mj for rank in ranks[:1]),\n",
             ),
         ),
         _mutant(
@@ -238,8 +238,8 @@ MUTANTS: Final = {
             "perseus_operator.nodes.iterations",
             "promise 7",
             (
-                "        energies = [part.energy_mj for part in parts.values()]\n",
-                "        energies = [part.energy_mj for part in parts.values()][:1]\n",
+                "            energy_mj=_total(part.energy_mj for part in parts.values()),\n",
+                "            energy_mj=_total(part.energy_mj for part in [*parts.values()][:1]),\n",
             ),
         ),
         _mutant(
