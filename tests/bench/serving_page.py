@@ -135,9 +135,10 @@ def could_be_had(summary: Mapping[str, float]) -> Iterator[str]:
     yield "## What could be had"
     yield ""
     yield (
-        f"On {len(BEGINS_S)} minutes of one replica of `conv`, with as many misses as the law had. *Hindsight* knows "
-        "every request before it comes and changes clocks at once; what it saves was found by search, and run. The "
-        "*bound* is a linear programme that loosens what binds an engine: no clocks whatever save more."
+        f"On {len(BEGINS_S)} minutes of one replica of `conv`, with as many misses as the law or the default "
+        "clocks had. *Hindsight* knows every request before it comes and changes clocks at once; what it saves was "
+        "found by search, and run. The *bound* is a linear programme that loosens what binds an engine: no clocks "
+        "whatever save more."
     )
     yield ""
     yield "| load | best fixed clock | the law | hindsight | bound |"
