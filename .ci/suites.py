@@ -75,11 +75,13 @@ class Suite:
 
 COMMON: Final = (".ci", "Makefile", "pyproject.toml", "requirements.lock", "deploy/build_compiled.py")
 """Inputs of every suite: how it is set up and started."""
-_TESTS: Final = ("tests/*.py", "tests/doubles", "tests/execution")
+_TESTS: Final = (":(glob)tests/*.py", "tests/doubles", "tests/execution", "tests/unit/operator/conftest.py")
+"""What suites share. Without ``:(glob)`` a ``*`` of git matches folders, too."""
 _PRODUCT: Final = ("agent", "client", "core", "operator", "proto", "runtime", "sim", "solver")
 _ROOMS: Final = (*_PRODUCT, "bench")
 _ROOMS_OF_A_RELEASE: Final = ("client", "core", "proto", "runtime", "solver")
 _ROOMS_OF_A_NODE: Final = ("agent", "bench", "client", "core", "proto", "runtime", "sim", "solver")
+_END_TO_END: Final = (*_PRODUCT, *_TESTS, "tests/e2e", "tests/bench/operator.py", "charts", "deploy")
 _ON_A_CLUSTER: Final = ("up_and_down", "journey", "socket_resource", "energy_class", "identity", "serving")
 _WITH_WORKLOADS: Final = ("controllers", "workload_kinds", "dynamic_resources")
 BY_HAND: Final = (
@@ -119,13 +121,15 @@ SUITES: Final = (
     Suite("test", "make test"),
     Suite("demo", "make demo"),
     Suite("docs", "make docs"),
-    Suite("slow", "make slow", (*_ROOMS, *_TESTS, "tests/unit", "tests/laws")),
+    Suite(
+        "slow",
+        "make slow",
+        (*_ROOMS, *_TESTS, "tests/unit", "tests/laws", "tests/bench", "tests/integration/client_agent.py"),
+    ),
     Suite("integration", "make integration", (*_ROOMS, *_TESTS, "tests/integration", "deploy", "docs", "README.md")),
     Suite("simulate", "make simulate SEEDS=150", (*_PRODUCT, *_TESTS, "tests/simulation"), minutes=4),
-    Suite("e2e", "make e2e", (*_PRODUCT, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)),
-    Suite(
-        "chaos", "make chaos", (*_PRODUCT, *_TESTS, "tests/e2e", "charts", "deploy"), better_after=("control-plane",)
-    ),
+    Suite("e2e", "make e2e", _END_TO_END, better_after=("control-plane",)),
+    Suite("chaos", "make chaos", _END_TO_END, better_after=("control-plane",)),
     Suite(
         "chart-test",
         "make chart-test",

@@ -2,9 +2,9 @@
 
 A beam search in the simulator itself. At the begin of each step every engine that is kept goes on at each clock of a
 ladder, as a copy of its own; clocks change at once. Of engines that have as much left to compute, the one of least
-energy is kept; of the others, those whose energy so far and the price of what is left are least. What comes out was
-run, so it is a bound on the optimum from above, as the linear programme of ``clairvoyant.py`` is one from below. A beam
-that is twice as wide shows what the width costs.
+energy is kept; of the others, those whose energy so far and the price of what is left are least; and one that stays at
+the highest clock. What comes out was run, so it is a bound on the optimum from above, as the linear programme of
+``clairvoyant.py`` is one from below. A beam that is twice as wide shows what the width costs.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Hindsight:
         """
         requests = self._requests
         engines = [(0, Engine(self._machine, beam.clocks_mhz[-1]))]
+        quickest = engines[0]
         begin, end_s = 0, requests[-1].arrival_s + tail_s
         for number in range(math.ceil(end_s / beam.step_s)):
             until_s = min((number + 1) * beam.step_s, end_s)
@@ -87,6 +88,11 @@ class Hindsight:
                 end += 1
             grown = (self._grow(one, mhz, requests[begin:end], until_s) for one in engines for mhz in beam.clocks_mhz)
             engines = self._keep(beam, grown)
+            quickest = self._grow(quickest, beam.clocks_mhz[-1], requests[begin:end], until_s)
+            if quickest[0] <= self._misses:
+                engines.append(quickest)
+            if not engines:
+                raise RuntimeError(_NONE)
             begin = end
         served = [(misses + engine.outstanding, engine.joules) for misses, engine in engines]
         kept = [(joules, misses) for misses, joules in served if misses <= self._misses]
@@ -122,8 +128,6 @@ class Hindsight:
             left_j = beam.prompt_j * engine.backlog + beam.token_j * left
             if key not in best or engine.joules + left_j < sum(best[key][:2]):
                 best[key] = engine.joules, left_j, misses, engine
-        if not best:
-            raise RuntimeError(_NONE)
         kept: dict[int, tuple[int, Engine]] = {}
         for late in range(self._misses + 1):
             of_these = [entry for key, entry in best.items() if key[0] == late]

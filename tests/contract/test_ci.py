@@ -71,27 +71,35 @@ def _graph() -> grimp.ImportGraph:
     return grimp.build_graph(*ROOMS)
 
 
-def _rooms(files: Iterable[Path]) -> set[str]:
-    """The rooms that these files of tests use, themselves or by what they import."""
-    graph, seen, waiting, named = _graph(), set[Path](), list(files), set[str]()
+def _tests_used(files: Iterable[Path]) -> set[Path]:
+    """These files of tests, and what they import of others."""
+    seen, waiting = set[Path](), list(files)
     while waiting:
         file = waiting.pop()
         if file in seen or not file.exists():
             continue
         seen.add(file)
-        text = file.read_text(encoding="utf-8")
-        named.update(OURS.findall(text))
         waiting += [
             ROOT.joinpath(*(module or f"tests.{name}").split(".")).with_suffix(".py")
-            for module, name in OF_TESTS.findall(text)
+            for module, name in OF_TESTS.findall(file.read_text(encoding="utf-8"))
         ]
-    used = set[str]()
-    for name in named:
+    return seen
+
+
+def _rooms(files: Iterable[Path]) -> set[str]:
+    """The rooms that these files of tests use, themselves or by what they import."""
+    graph, used = _graph(), set[str]()
+    for name in {name for file in _tests_used(files) for name in OURS.findall(file.read_text(encoding="utf-8"))}:
         module = name
         while module not in graph.modules:
             module = module.rpartition(".")[0]
         used |= {module} | graph.find_upstream_modules(module)
     return {ROOMS[module.partition(".")[0]] for module in used}
+
+
+def _tests_of(suite: Any) -> list[Path]:
+    named = [path for path in suite.inputs if re.fullmatch(r"tests/\w+", path)]
+    return [file for path in named if Path(path).name not in WITHOUT_SUITE for file in (ROOT / path).rglob("*.py")]
 
 
 def test_every_folder_of_tests_has_a_suite() -> None:
@@ -114,17 +122,30 @@ def test_every_input_exists() -> None:
     assert [path for path in ci.COMMON if not _files(path)] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["integration", "e2e", "chart-test", "release-test", "observability-test", "e2e-cluster", "e2e-workloads"],
-)
+WITH_TESTS = [name for name, suite in SUITES.items() if _tests_of(suite)]
+
+
+@pytest.mark.parametrize("name", WITH_TESTS)
 def test_a_suite_names_every_room_that_its_tests_use(name: str) -> None:
-    inputs = SUITES[name].inputs
-    named = [path for path in inputs if re.fullmatch(r"tests/\w+", path)]
-    folders = [path for path in named if Path(path).name not in WITHOUT_SUITE]
-    tests = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    assert tests
-    assert _rooms(tests) - set(inputs) == set()
+    tests = _tests_of(SUITES[name])
+    assert _rooms(tests) - set(SUITES[name].inputs) == set()
+
+
+@pytest.mark.parametrize("name", WITH_TESTS)
+def test_a_suite_names_every_file_of_tests_that_its_tests_use(name: str) -> None:
+    used = {str(file.relative_to(ROOT)) for file in _tests_used(_tests_of(SUITES[name]))}
+    assert used - _files(*SUITES[name].inputs) == set()
+
+
+def test_a_test_of_one_suite_is_no_input_of_another_that_does_not_name_it() -> None:
+    suites = {name: {file.relative_to(ROOT).parts[1] for file in _tests_of(SUITES[name])} for name in WITH_TESTS}
+    for name, folders in suites.items():
+        others = set().union(*suites.values()) - folders
+        tests = {
+            Path(file) for file in _files(*SUITES[name].inputs) if file.startswith("tests/") and file.endswith(".py")
+        }
+        foreign = {str(file) for file in tests if file.parts[1] in others}
+        assert foreign <= set(SUITES[name].inputs), name
 
 
 class _Repository:
