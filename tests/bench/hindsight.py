@@ -2,9 +2,10 @@
 
 A beam search in the simulator itself. At the begin of each step every engine that is kept goes on at each clock of a
 ladder, as a copy of its own; clocks change at once. Of engines that have as much left to compute, the one of least
-energy is kept; of the others, those whose energy so far and the price of what is left are least; and one that stays at
-the highest clock. What comes out was run, so it is a bound on the optimum from above, as the linear programme of
-``clairvoyant.py`` is one from below. A beam that is twice as wide shows what the width costs.
+energy is kept; of the others, those whose energy so far and the price of what is left are least; and those that follow
+the clocks of a guide, such as a law that is to be beaten. What comes out was run, so it is a bound on the optimum from
+above, as the linear programme of ``clairvoyant.py`` is one from below. How far it is from the optimum is not known: a
+wider beam finds more.
 """
 
 from __future__ import annotations
@@ -67,11 +68,12 @@ class Hindsight:
     def __init__(self, machine: Machine, requests: Sequence[Request], objective: Objective, misses: int) -> None:
         self._machine, self._requests, self._objective, self._misses = machine, requests, objective, misses
 
-    def search(self, beam: Beam, tail_s: float = 30.0) -> Outcome:
+    def search(self, beam: Beam, guides: Sequence[Sequence[int]] = (), tail_s: float = 30.0) -> Outcome:
         """Search.
 
         Args:
             beam: how.
+            guides: each the clocks of all steps, in MHz, from which the search departs; the last one holds on.
             tail_s: how long energy counts after the last arrival.
 
         Raises:
@@ -79,7 +81,7 @@ class Hindsight:
         """
         requests = self._requests
         engines = [(0, Engine(self._machine, beam.clocks_mhz[-1]))]
-        quickest = engines[0]
+        followers = [engines[0] for _ in guides]
         begin, end_s = 0, requests[-1].arrival_s + tail_s
         for number in range(math.ceil(end_s / beam.step_s)):
             until_s = min((number + 1) * beam.step_s, end_s)
@@ -88,9 +90,11 @@ class Hindsight:
                 end += 1
             grown = (self._grow(one, mhz, requests[begin:end], until_s) for one in engines for mhz in beam.clocks_mhz)
             engines = self._keep(beam, grown)
-            quickest = self._grow(quickest, beam.clocks_mhz[-1], requests[begin:end], until_s)
-            if quickest[0] <= self._misses:
-                engines.append(quickest)
+            followers = [
+                self._grow(one, guide[min(number, len(guide) - 1)], requests[begin:end], until_s)
+                for one, guide in zip(followers, guides, strict=True)
+            ]
+            engines += [one for one in followers if one[0] <= self._misses]
             if not engines:
                 raise RuntimeError(_NONE)
             begin = end

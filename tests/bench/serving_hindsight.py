@@ -15,7 +15,8 @@ from tests.bench.hindsight import Beam, Hindsight
 
 from perseus_core.serving import ClockTable
 from perseus_sim.serving.controllers import Fixed, Law
-from perseus_sim.serving.fleet import Run, Setting, run
+from perseus_sim.serving.engine import Engine
+from perseus_sim.serving.fleet import Asked, Controller, Run, Setting, run
 from perseus_sim.serving.objective import Objective, attainment
 from perseus_sim.serving.requests import Request, piece, scaled
 
@@ -25,6 +26,24 @@ PIECE_S: Final = 60.0
 STEP_S: Final = 0.2
 WIDTH: Final = 24
 POLICIES: Final = ("highest", "fixed", "law", "hindsight", "bound")
+
+
+class _Recorded:
+    """A controller, and the highest clock that it asked for in each step of the search."""
+
+    def __init__(self, controller: Controller, highest_mhz: int) -> None:
+        self.period_s = controller.period_s
+        self.clocks_mhz = [highest_mhz]
+        self._controller, self._highest_mhz = controller, highest_mhz
+
+    def decide(self, now_s: float, engine: Engine) -> Asked:
+        """Decide as it does."""
+        asked = self._controller.decide(now_s, engine)
+        step, clock_mhz = int(now_s / STEP_S), asked.clock_mhz or self._highest_mhz
+        while len(self.clocks_mhz) <= step:
+            self.clocks_mhz.append(clock_mhz)
+        self.clocks_mhz[step] = max(self.clocks_mhz[step], clock_mhz)
+        return asked
 
 
 @dataclass(frozen=True)
@@ -62,7 +81,8 @@ class Minutes:
 
     def _energies(self, requests: Sequence[Request]) -> Iterator[tuple[str, float]]:
         setting, objective, machine, table = self._setting, self._objective, self._setting.machine, self._table
-        law = run(setting, requests, lambda _: Law(table, objective, machine))
+        recorded = _Recorded(Law(table, objective, machine), machine.clocks_mhz[-1])
+        law = run(setting, requests, lambda _: recorded)
         highest = run(setting, requests, lambda _: Fixed())
         missed = max(map(self._missed, (law, highest)))
         clocks = (*table.ladder_mhz, machine.clocks_mhz[-1])
@@ -73,7 +93,8 @@ class Minutes:
         yield "highest", highest.joules
         yield "fixed", min(one.joules for one in fixed if self._missed(one) <= missed)
         yield "law", law.joules
-        yield "hindsight", Hindsight(machine, requests, objective, missed).search(beam).joules
+        guides = ((clocks[-1],), recorded.clocks_mhz)
+        yield "hindsight", Hindsight(machine, requests, objective, missed).search(beam, guides).joules
         yield "bound", least_energy(machine, requests, objective, missed, clocks, bin_s=STEP_S).joules
 
     def _missed(self, done: Run) -> int:

@@ -36,7 +36,7 @@ def late(served: tuple[Served, ...], objective: Objective) -> int:
 
 
 def test_it_lies_between_the_bound_and_every_fixed_clock_that_keeps_the_limits() -> None:
-    hindsight = Hindsight(MACHINE, REQUESTS, OBJECTIVE, 0).search(BEAM, TAIL_S)
+    hindsight = Hindsight(MACHINE, REQUESTS, OBJECTIVE, 0).search(BEAM, tail_s=TAIL_S)
     assert hindsight.misses == 0
     fixed = [run(Setting(MACHINE, MODELS["h100"].driver, 1), REQUESTS, partial(_fixed, mhz), TAIL_S) for mhz in CLOCKS]
     kept = [one.joules for one in fixed if not late(one.served, OBJECTIVE)]
@@ -48,18 +48,26 @@ def test_it_lies_between_the_bound_and_every_fixed_clock_that_keeps_the_limits()
 def test_a_tighter_limit_costs_energy_and_a_missed_request_saves_some() -> None:
     tight = replace(OBJECTIVE, per_token_s=0.018, first_token_s=0.12, undisturbed=0.0)
     strict, loose, lax = (
-        Hindsight(MACHINE, REQUESTS, objective, misses).search(BEAM, TAIL_S).joules
+        Hindsight(MACHINE, REQUESTS, objective, misses).search(BEAM, tail_s=TAIL_S).joules
         for objective, misses in ((tight, 0), (tight, 3), (OBJECTIVE, 0))
     )
     assert lax < loose < strict
 
 
+def test_it_is_no_worse_than_its_guides_and_a_narrow_beam_leaves_them_where_that_pays() -> None:
+    narrow = replace(BEAM, width=1, prices=(0.0,))
+    hindsight = Hindsight(MACHINE, REQUESTS, OBJECTIVE, 0)
+    for guide in ((CLOCKS[-1],), (CLOCKS[-1], CLOCKS[-1], CLOCKS[1])):
+        alone = hindsight.search(replace(narrow, clocks_mhz=guide), (guide,), TAIL_S).joules
+        assert hindsight.search(narrow, (guide,), TAIL_S).joules < alone
+
+
 def test_limits_that_nothing_keeps_are_said() -> None:
     impossible = replace(OBJECTIVE, first_token_s=1e-4, undisturbed=0.0)
     with pytest.raises(RuntimeError, match="keeps the limits"):
-        Hindsight(MACHINE, REQUESTS, impossible, 0).search(BEAM, TAIL_S)
+        Hindsight(MACHINE, REQUESTS, impossible, 0).search(BEAM, tail_s=TAIL_S)
 
 
 def test_what_is_not_served_by_the_end_has_missed() -> None:
     long = (Request(0.0, 100, 5_000),)
-    assert Hindsight(MACHINE, long, OBJECTIVE, 1).search(replace(BEAM, step_s=2.0), TAIL_S).misses == 1
+    assert Hindsight(MACHINE, long, OBJECTIVE, 1).search(replace(BEAM, step_s=2.0), tail_s=TAIL_S).misses == 1
