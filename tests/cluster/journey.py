@@ -235,6 +235,7 @@ class Journey:
     def plan_mhz(self, job: Training) -> list[list[set[int]]]:
         """Return the clocks of the plan in force, by pipeline and stage, from the frontier in the cluster."""
         status = self.status(job)
+        assert "plan" in status, "no plan is in force"  # as for a while after its processes began again
         stored = self.frontier(job)
         frontier = Frontier.from_bytes(b64decode(stored["spec"]["data"]))
         own = {each["dataParallelRank"]: each["point"] for each in status.get("stragglers", ())}

@@ -45,7 +45,7 @@ async def test_a_clock_is_in_force_once_every_gpu_is_locked_and_follows_edits(wo
     assert {"frontier", "baseline", "savings", "plan"}.isdisjoint(job["status"])
     assert "perseus.energy/planned-slowdown" not in job["metadata"].get("annotations", {})
     assert {c["type"] for c in job["status"]["conditions"]} == {
-        *("Accepted", "AgentsReady", "PlanApplied", "Active", "Suspended", "Finished", "Ready")
+        *("Accepted", "AgentsReady", "PlanApplied", "ForeignControl", "Active", "Suspended", "Finished", "Ready")
     }
 
     async def counted() -> bool:
