@@ -20,11 +20,12 @@ def test_the_embedded_servers_tests_pass_on_the_real_server(server: Server) -> N
     programs = [str(server.plane.assets)] if server.plane else []
     path = os.pathsep.join([*programs, os.environ["PATH"]])
     tests = sorted(str(file) for file in ROOT.glob("tests/integration/test_apiserver*.py"))
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # of this run alone
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     ran = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PERSEUS_TEST_KUBECONFIG": str(server.kubeconfig), "PATH": path},
+        env={**inherited, "PERSEUS_TEST_KUBECONFIG": str(server.kubeconfig), "PATH": path},
         capture_output=True,
         text=True,
         check=False,
