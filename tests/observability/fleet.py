@@ -15,7 +15,7 @@ from perseus_agent.servers.engine_metrics import ENGINE_SERIES, PAGES
 from perseus_agent.servers.metrics import SERIES, STATES
 from perseus_agent.servers.series import QUANTILES
 from perseus_core.serving import ClockReason
-from perseus_operator.api.budget import BudgetFigures
+from perseus_operator.api.budget import BudgetFigures, EnergyFigures, EnergyUse
 from perseus_operator.api.status import Figures, FrontierStatus, StatusFigures
 from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.pools.figures import ENGINES, TIMES, PoolCounts, PoolState, SavedShare
@@ -34,6 +34,15 @@ POOLS: Final = 500
 SERVES: Final = 10
 """Each tenth node has engines."""
 BUDGETS: Final = 60
+ENERGY: Final = EnergyFigures(
+    as_of="2026-11-15T00:00:00Z",
+    end="2026-12-01T00:00:00Z",
+    budget_watt_hours=700_000_000,
+    used=EnergyUse(begin="2026-11-01T00:00:00Z", measured_watt_hours=300_000_000, assumed_watt_hours=1),
+    forecast_watt_hours=690_000_000,
+    pace_watts=900_000,
+    unmeasured_jobs=0,
+)
 FRONTIER: Final = FrontierStatus(
     digest="0" * 64,
     points=100,
@@ -114,8 +123,9 @@ def operators_page(seed: int) -> bytes:
             least_watts=1,
             unsteered_watts=1,
             milli_gpus_per_kilowatt=1,
+            energy=ENERGY,
         )
-        metrics.set_budget(f"budget-{number}", 1_000_000 + number, budget, kept=True)
+        metrics.set_budget(f"budget-{number}", 1_000_000 + number, budget, kept=True, energy_kept=True)
     return metrics.exposition()
 
 
