@@ -24,7 +24,7 @@ BEGINS_S: Final = (0.0, 300.0, 600.0)
 """Of the minutes."""
 PIECE_S: Final = 60.0
 STEP_S: Final = 0.2
-WIDTH: Final = 24
+WIDTH: Final = 12
 POLICIES: Final = ("highest", "fixed", "law", "hindsight", "bound")
 
 

@@ -137,8 +137,8 @@ def could_be_had(summary: Mapping[str, float]) -> Iterator[str]:
     yield (
         f"On {len(BEGINS_S)} minutes of one replica of `conv`, with as many misses as the law or the default "
         "clocks had. *Hindsight* knows every request before it comes and changes clocks at once; what it saves was "
-        "found by search, and run. The *bound* is a linear programme that loosens what binds an engine: no clocks "
-        "whatever save more."
+        "found by search, and run; a wider search may find more. The *bound* is a linear programme that loosens what "
+        "binds an engine: no clocks whatever save more."
     )
     yield ""
     yield "| load | best fixed clock | the law | hindsight | bound |"
