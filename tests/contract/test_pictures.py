@@ -11,9 +11,9 @@ from tests.drawn import numbers
 from tests.offenders import about_each
 
 import redraw
-from documentation_pictures.subjects import FOLDER, ROOT, SUBJECTS, digest, marked_digest
 from perseus_sim.profiles import profile_csv
 from perseus_solver.cli import main
+from redraw import FOLDER, ROOT, SUBJECTS, digest, marked_digest
 
 
 @about_each(SUBJECTS)
