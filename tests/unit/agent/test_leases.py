@@ -11,6 +11,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import InvalidRequest, JournalError, NoLease, PodTaken, StaleEpoch, TooMuch
 from perseus_agent.node.leases import MAX_JOBS, MAX_PODS, JobLease, LeaseRequest, LeaseTable, PodName
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
+from perseus_core.serving import EngineOrders, PageAddress, ServingLimits
 
 POD = PodName("uid-1", "training", "pod-1")
 
@@ -64,8 +65,12 @@ def test_a_lease_runs_out_exactly_at_its_end_unless_renewed(table: Table) -> Non
     lease = table.leases.of_pod("uid-1")
     assert lease is not None
     assert table.leases.is_held(lease)
+    page = PageAddress("10.0.0.1", 8000)
+    lease.order(EngineOrders(ServingLimits(None, None), pages={"uid-1": page}))
+    assert table.leases.pages(but=()) == {"uid-1": page}
     table.now_s = 19.0
     assert table.leases.of_pod("uid-1") is None
+    assert table.leases.pages(but=()) == {}
     assert not table.leases.is_held(lease)
     with pytest.raises(NoLease):
         table.leases.held("job", 1)
