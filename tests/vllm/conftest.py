@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,23 @@ def vllm_python() -> Path | None:
     return found if found.exists() and subprocess.run(looks, check=False).returncode == 0 else None
 
 
-@pytest.fixture(scope="session")
-def python() -> Path:
-    found = vllm_python()
-    if found is None:
+@dataclass(frozen=True)
+class Vllm:
+    """An installed version."""
+
+    python: Path
+    path: str
+    """Its PYTHONPATH; empty: that of its environment."""
+
+
+@pytest.fixture(scope="session", params=["newest", "before"])
+def vllm(request: pytest.FixtureRequest) -> Vllm:
+    python = vllm_python()
+    if python is None:
         pytest.skip("no vLLM in .venv-vllm: make vllm installs it")
-    return found
+    if request.param == "newest":
+        return Vllm(python, "")
+    before = python.parents[1] / "before"
+    if not before.is_dir():
+        pytest.skip(f"no older vLLM in {before}: make vllm installs it")
+    return Vllm(python, str(before))

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, wait_for
+from tests.vllm.conftest import Vllm
 from tests.vllm.server import BATCHED_TOKENS, Ask, VllmServer
 
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -76,12 +76,13 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with RecordingNode.open(tmp_path_factory.mktemp("node"), gpus=1) as node:
         node.start_agent()
         pod = node.add_pod(0, [0])
         folder = tmp_path_factory.mktemp("vllm")
-        with VllmServer.open(python, folder, PERSEUS_SOCKET=node.socket) as server, node.stub() as stub:
+        opened = VllmServer.open(vllm.python, folder, PERSEUS_SOCKET=node.socket, PYTHONPATH=vllm.path)
+        with opened as server, node.stub() as stub:
             node.kubelet.place([server.process.pid], pod.uid)
             request = messages.AcquireLeaseRequest(
                 job_uid=JOB, job_name=f"ns/{JOB}", epoch=time.time_ns(), ttl_ms=600_000, pods=[pod]
@@ -120,6 +121,7 @@ def _read(stream: Any, made: Watched) -> None:
 def test_vllm_finds_the_plugin_without_a_flag_and_the_agent_sees_which_engine_it_is(watched: Watched) -> None:
     (engine,) = watched.engines
     assert engine.pid == watched.server.process.pid
+    print(f"vLLM {engine.version}")
     assert (engine.name, engine.version) == ("vllm", json.loads(watched.server.get("/version"))["version"])
     assert engine.model == watched.server.model
     assert engine.parallelism == "tp 1, pp 1, dp 1"
