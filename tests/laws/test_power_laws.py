@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -11,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp
 
+from perseus_operator.api.budget import BudgetSpec
+from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import MIN_GAIN, Allocation, Claim, Share, allocate, steady
+from perseus_operator.budgets.budget import BudgetDecision, decide_shares
+from perseus_operator.budgets.member import Member
+from perseus_operator.budgets.watts import next_watts
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
 from perseus_operator.families.training.features.power.plans import claim, power_w, within_share
 from perseus_operator.solving.view import FrontierView
@@ -60,7 +66,7 @@ def total(claims: list[Claim], shares: dict[str, float]) -> float:
     return math.fsum(c.throughput(shares[c.job]) for c in claims)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(groups((0, 0, 1, -5)), st.floats(0, 1.2))
 def test_the_budget_is_kept_and_nobody_gets_what_it_cannot_use(claims: list[Claim], share: float) -> None:
     budget_w = budget_of(claims, share)
@@ -75,7 +81,7 @@ def test_the_budget_is_kept_and_nobody_gets_what_it_cannot_use(claims: list[Clai
     assert (found.price == 0) == (everybody or spare_w > budget_w * EXACT) or everybody
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(groups(), st.floats(0, 1), st.data())
 def test_no_exchange_between_equals_improves(claims: list[Claim], share: float, data: Any) -> None:
     found = dict(allocate(budget_of(claims, share), claims).shares_w)
@@ -109,7 +115,7 @@ def test_it_is_the_optimum_of_the_linear_programme(claims: list[Claim], share: f
     assert total(claims, found) == pytest.approx(solver.Objective().Value(), rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(groups((0, 1, 2)), st.floats(0, 1))
 def test_the_lower_priority_gives_first(claims: list[Claim], share: float) -> None:
     found = allocate(budget_of(claims, share), claims)
@@ -148,7 +154,7 @@ def test_the_order_of_jobs_means_nothing(claims: list[Claim], share: float, rand
     assert allocate(budget_w, shuffled) == allocate(budget_w, claims)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(frontiers, st.sampled_from([1, 8, 1000]), st.floats(0, 1.5), st.integers(0, 8))
 def test_a_job_runs_the_fastest_plan_of_its_share_but_no_faster_than_it_wants(
     frontier: FrontierView, copies: int, share: float, wanted: int
@@ -200,6 +206,30 @@ def test_what_is_kept_is_allowed_and_leaves_nobody_far_behind(claims: list[Claim
         gain = one.throughput(fresh.shares_w[one.job]) / one.throughput(found.shares_w[one.job]) - 1
         assert gain <= MIN_GAIN + EXACT
     assert steady(found.shares_w, fresh, claims, budget_w) == found, "asked again, it says the same"
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups(), st.lists(st.floats(0, 1.2), min_size=2, max_size=4), st.sampled_from([None, 1, 10_000]))
+def test_however_a_budget_moved_no_job_stays_a_plan_slower_than_it_allows(
+    claims: list[Claim], levels: list[float], max_step: int | None
+) -> None:
+    members = [Member(one.job, one.priority, one) for one in claims]
+    decision, watts, now_s = BudgetDecision(), None, 1.9e9
+    for level in levels:
+        target = max(1, round(budget_of(claims, level)))
+        step = None if max_step is None else max(1, target // (4 * max_step))
+        raw = {"watts": target} if step is None else {"watts": target, "maxStepWattsPerSecond": step}
+        spec = parse_spec(BudgetSpec, raw)
+        for _ in range(60):
+            now_s += 1.0
+            watts = next_watts(spec, watts, now_s, 1.0)
+            decision = decide_shares(replace(spec, watts=max(1, int(watts))), members, decision)
+            if watts == target:
+                break
+    fresh = allocate(max(1, int(watts or 0)), claims)
+    for one in claims:
+        share_w = decision.allocation.shares_w[one.job]
+        assert one.speed(share_w) >= one.speed(fresh.shares_w[one.job]), f"{one.job} has {share_w} W"
 
 
 def test_a_wish_that_moves_a_little_moves_nobody_else() -> None:

@@ -50,6 +50,10 @@ class Claim:
         """Watts at the plan that the job's own objective asks for."""
         return self.curve[-1][0]
 
+    def speed(self, share_w: float) -> float:
+        """Speed of the fastest plan that this share allows; of the one of least power, if it allows none."""
+        return max((speed for watts, speed in self.curve if watts <= share_w + ROUNDING_W), default=self.curve[0][1])
+
     def throughput(self, share_w: float) -> float:
         """GPUs' worth of full speed with this share, by the straight lines between plans."""
         hull = self.hull()
@@ -135,18 +139,21 @@ def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
     return Allocation(shares, price=price)
 
 
-def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Claim], budget_w: float) -> Allocation:
+def steady(
+    before: Mapping[str, float], fresh: Allocation, claims: Sequence[Claim], budget_w: float, *, raised: bool = False
+) -> Allocation:
     """Keep the shares in force if they are good enough.
 
     They stay unless they exceed the budget, give a job too little for any plan, or leave a job slower by ``MIN_GAIN``
     than it could be. So a target that changes a little, as a deadline's does with every iteration, changes no plan of
-    another job.
+    another job. Watts that have come since belong to no job, so there the least gain counts: one plan of one job.
 
     Args:
-        before: shares in force, between the same jobs under the same budget, in watts.
+        before: shares in force, between the same jobs, in watts.
         fresh: the best allocation now.
         claims: of the jobs.
         budget_w: the budget.
+        raised: whether it is more than the shares in force were decided for.
     """
     kept = {claim.job: min(before.get(claim.job, 0.0), claim.wanted_w) for claim in claims}
     held = Allocation(kept, price=fresh.price)
@@ -155,7 +162,10 @@ def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Clai
     for claim in claims:
         if kept[claim.job] < claim.least_w - ROUNDING_W:
             return fresh
-        if claim.throughput(fresh.shares_w[claim.job]) > claim.throughput(kept[claim.job]) * (1 + MIN_GAIN):
+        share_w, kept_w = fresh.shares_w[claim.job], kept[claim.job]
+        if claim.throughput(share_w) > claim.throughput(kept_w) * (1 + MIN_GAIN):
+            return fresh
+        if raised and claim.speed(share_w) > claim.speed(kept_w):
             return fresh
     return held
 

@@ -19,7 +19,7 @@ from perseus_operator.api.budget import (
     JobShare,
 )
 from perseus_operator.api.stored import parse_stored, stored_items
-from perseus_operator.budgets.allocation import Allocation, Share, allocate, steady
+from perseus_operator.budgets.allocation import ROUNDING_W, Allocation, Share, allocate, steady
 from perseus_operator.budgets.member import Member
 from perseus_operator.objects.formatting import percent
 
@@ -33,6 +33,8 @@ class BudgetDecision:
     allocation: Allocation = field(default_factory=Allocation)
     members: tuple[Member, ...] = ()
     reserved_w: float = 0.0
+    decided_w: float = 0.0
+    """Watts that there were for the claims when the shares were decided; less than now: more has come since."""
 
     @property
     def unknown(self) -> list[str]:
@@ -100,15 +102,21 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
     reserved_w = math.fsum(member.drawn_w for member in granted if member.drawn_w is not None)
     left_w = spec.watts - reserved_w - math.fsum(kept_w.values())
     fresh = allocate(left_w, claims)
-    subject = tuple(sorted((claim.job, claim.priority, claim.subject) for claim in claims))
+    subject, decided_w = tuple(sorted((claim.job, claim.priority, claim.subject) for claim in claims)), left_w
     if subject == before.subject and before.allocation.feasible:
-        fresh = steady(before.allocation.shares_w, fresh, claims, left_w)
+        raised = left_w > before.decided_w + ROUNDING_W
+        held = steady(before.allocation.shares_w, fresh, claims, left_w, raised=raised)
+        decided_w = left_w if held is fresh else max(left_w, before.decided_w)
+        fresh = held
     shares_w = {**fresh.shares_w, **kept_w}
-    return BudgetDecision(subject, Allocation(shares_w, fresh.feasible, fresh.price), granted, reserved_w)
+    allocation = Allocation(shares_w, fresh.feasible, fresh.price)
+    return BudgetDecision(subject, allocation, granted, reserved_w, decided_w)
 
 
 def lower_first(decision: BudgetDecision, before: BudgetDecision) -> BudgetDecision:
     """Raise no share before those jobs follow that are to draw less: the replica that serves one may have died.
+
+    What is not raised now is decided again, as if its watts had come later.
 
     Args:
         decision: just made.
@@ -122,7 +130,7 @@ def lower_first(decision: BudgetDecision, before: BudgetDecision) -> BudgetDecis
     if not late:
         return decision
     kept_w = {job: min(watts, old_w.get(job, watts)) for job, watts in shares_w.items()}
-    return replace(decision, allocation=replace(decision.allocation, shares_w=kept_w))
+    return replace(decision, allocation=replace(decision.allocation, shares_w=kept_w), decided_w=0.0)
 
 
 def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement:
@@ -171,8 +179,7 @@ def _share(member: Member, watts: float) -> JobShare:
     namespace, _, name = member.job.partition("/")
     slowdown, wanted = None, None
     if member.claim is not None:
-        speed = max((s for w, s in member.claim.curve if w <= watts + 1e-6), default=member.claim.curve[0][1])
-        slowdown, wanted = percent(1 / speed - 1), int(member.claim.wanted_w)
+        slowdown, wanted = percent(1 / member.claim.speed(watts) - 1), int(member.claim.wanted_w)
     return JobShare(
         name=name,
         namespace=namespace,

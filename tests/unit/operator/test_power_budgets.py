@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -210,6 +211,19 @@ async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
     changing.state.spec_accepted(site.make_job(objective=deadline).spec)
     await site.tick()
     assert site.jobs["b"].state.job.share == share
+
+
+async def test_a_job_runs_the_plan_that_a_raised_budget_allows_though_it_lacked_a_watt_alone(site: Site) -> None:
+    # Between two plans a watt is worth little: along the straight line it lacked less than moves watts between jobs.
+    job = site.job("a")
+    full_w = site.drawn_w("a")
+    assert job.state.frontier.times_us[1] > 1.04 * job.state.frontier.times_us[0]
+    site.budget(math.ceil(full_w) - 1)
+    await site.tick()
+    assert min(site.points("a")) > 0
+    site.budget(math.ceil(full_w))
+    await site.tick()
+    assert site.points("a") == {0}
 
 
 # ------------------------------------------------------------------------------------------ restarts and outages
