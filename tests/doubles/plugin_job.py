@@ -66,6 +66,8 @@ class Stored:
         """Of each namespace."""
         self.classes: dict[str, Json] = {}
         """Specs of the EnergyClasses."""
+        self.stored_pods: dict[str, list[Json]] = {}
+        """Of each namespace."""
 
     def job(self, namespace: str, name: str) -> Json:
         if (namespace, name) != ("team", "gpt3"):
@@ -86,6 +88,9 @@ class Stored:
 
     def namespaces(self, label: str) -> dict[str, dict[str, str]]:
         return {name: labels for name, labels in self.labels.items() if label in labels}
+
+    def pods(self, namespace: str, label: str) -> list[Json]:
+        return [one for one in self.stored_pods.get(namespace, ()) if label in one["metadata"]["labels"]]
 
     def energy_class(self, name: str) -> Json:
         if name not in self.classes:

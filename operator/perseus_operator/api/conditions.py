@@ -75,6 +75,7 @@ class Reason(StrEnum):
     # AgentsReady
     LEASED = "Leased"
     NO_PODS = "NoPods"
+    PODS_TAKEN = "PodsTaken"
     SUSPENDED = "Suspended"
     NO_AGENT = "NoAgent"
     AGENT_UNAVAILABLE = "AgentUnavailable"

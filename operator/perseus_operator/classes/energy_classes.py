@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,11 @@ from perseus_operator.api.energy_class import (
     pool_of_class,
     refusal,
 )
-from perseus_operator.api.schema import DNS_NAME, dump
+from perseus_operator.api.schema import dump
 from perseus_operator.api.serving.spec import Server
 from perseus_operator.api.workload import ServerKind
 from perseus_operator.classes.pool_owners import owners_with, pod_of_new_owner, server_of_class
+from perseus_operator.classes.refusals import pod_refusal
 from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
 from perseus_operator.nodes.workloads import PodWorkload, preset_of, workload_of
@@ -241,13 +241,7 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
         """Why a pod's class cannot be applied; empty: it can."""
         stored = self._objects.get(pod.energy_class)
         spec = None if stored is None else stored.spec or InvalidSpec(stored.fault)
-        if why := refusal(pod.energy_class, spec, pod.namespace, await self._labels(spec, pod.namespace)):
-            return f"it {why}"
-        if server_of_class(pod) is not None:
-            return "" if self.serves(pod.energy_class) else f"EnergyClass {pod.energy_class} has no spec.serving"
-        if pod.profile and not re.fullmatch(DNS_NAME, pod.profile):
-            return f"its annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
-        return ""
+        return pod_refusal(pod, spec, await self._labels(spec, pod.namespace))
 
     async def _labels(self, spec: ClassSpec | InvalidSpec | None, namespace: str) -> Mapping[str, str]:
         """Labels of a namespace, if the class chooses by them."""

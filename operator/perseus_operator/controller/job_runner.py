@@ -152,6 +152,12 @@ class JobRunner:
         self.family.pods_observed(select(self.job.spec, pods), agents, wall_s=self._services.wall_s())
         self._wake.now()
 
+    def observe_taken_pods(self, taken: tuple[str, int] | None) -> None:
+        """Take in to which PerseusJob the pods belong that this one asks for, and how many; None: to none."""
+        if taken != self.job.taken_pods:
+            self.job.taken_pods_observed(taken)
+            self._wake.now()
+
     def member(self, now: Now, *, settled: bool) -> Member | None:
         """See ``member_of``."""
         return member_of(self.job, self.family, now, settled=settled)

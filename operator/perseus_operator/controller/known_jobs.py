@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.classes.pool_owners import MOST_OWNERS
-from perseus_operator.objects.values import Json
+from perseus_operator.objects.values import JobRef, Json
 
 _METADATA: Final = (
     "namespace",
@@ -51,6 +51,12 @@ def used_of(body: Mapping[str, Any], kind: str = keys.KIND) -> Json:
         if body.get(part) is not None:
             used[part] = body[part]
     return used
+
+
+def ref_of(body: Mapping[str, Any], kind: str = "") -> JobRef:
+    """Name an object; ``kind``: its own, where the API server does not send it along."""
+    metadata = body["metadata"]
+    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"], kind or body["kind"])
 
 
 class KnownJobs:

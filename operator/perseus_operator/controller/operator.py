@@ -22,9 +22,10 @@ from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.advised import advised_replicas
 from perseus_operator.controller.job_runner import JobRunner
-from perseus_operator.controller.known_jobs import KnownJobs
+from perseus_operator.controller.known_jobs import KnownJobs, ref_of
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
 from perseus_operator.controller.settings import Settings
+from perseus_operator.controller.taken_pods import LOOK_S, observe_taken_pods
 from perseus_operator.controller.view import JobView, PoolView, View
 from perseus_operator.errors import KubeError
 from perseus_operator.families.registry import FAMILIES, Kind
@@ -127,6 +128,7 @@ class Operator:
             asyncio.create_task(self._every(_NEW_GARBAGE_S, self._collect_new_garbage)),
             asyncio.create_task(self._every(_GARBAGE_S, self._collect_garbage)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
+            asyncio.create_task(self._every(LOOK_S, self._observe_taken_pods)),
         ]
         if not self._settings.namespace_list:
             self._tasks.append(asyncio.create_task(self._every(energy_classes.INTERVAL_S, self._make_jobs)))
@@ -146,7 +148,7 @@ class Operator:
 
     def observe_job(self, body: Mapping[str, Any], kind: str = keys.KIND) -> None:
         """Take in a PerseusJob, or a ServingPool, as it is now, and keep it so from the first time on."""
-        ref = _ref(body, kind)
+        ref = ref_of(body, kind)
         if body["metadata"].get("deletionTimestamp"):  # though a finalizer of others may hold it for long
             self.job_deleted(ref.uid)
             return
@@ -172,7 +174,7 @@ class Operator:
         runner = self._runners.get(uid)
         if runner is None:
             services = replace(self._services, grants=self.classes)
-            runner = self._runners[uid] = JobRunner(_ref(body), services, self._kinds)
+            runner = self._runners[uid] = JobRunner(ref_of(body), services, self._kinds)
             runner.start()
         if runner.observe(body):
             self.budgets.grant_share(runner)
@@ -213,7 +215,7 @@ class Operator:
         if uid not in self._beyond and self.shards.holds(uid):
             self._beyond.add(uid)
             why = f"has more than {self._jobs.most_served} {_KINDS}, and the oldest are served"
-            self._end(self._say_beyond(_ref(self._jobs.body(uid)), why))
+            self._end(self._say_beyond(ref_of(self._jobs.body(uid)), why))
 
     async def _say_beyond(self, ref: JobRef, why: str, then: str = "") -> None:
         message = (
@@ -267,9 +269,9 @@ class Operator:
         shown: list[View] = [runner.view() for runner in self._jobs_served()]
         for uid, body in self._jobs.served():
             if body["kind"] == keys.POOL_KIND:
-                shown.append(PoolView(_ref(body), body))
+                shown.append(PoolView(ref_of(body), body))
             elif uid not in self._runners:
-                shown.append(JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True))
+                shown.append(JobView(ref_of(body), None, body.get("status") or {}, None, elsewhere=True))
         return shown
 
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
@@ -368,6 +370,9 @@ class Operator:
         now = Now(self._services.monotonic_s(), self._services.wall_s())
         await self.classes.tick(now, self._pods_of, jobs, pools)
 
+    async def _observe_taken_pods(self) -> None:
+        await observe_taken_pods(self._jobs_served(), self._jobs, self._pods_of)
+
     async def _collect_new_garbage(self) -> None:
         gc.collect(0)
 
@@ -393,8 +398,3 @@ class Operator:
 
 def _key(pod: Pod) -> JobKey:
     return pod.namespace, pod.job
-
-
-def _ref(body: Mapping[str, Any], kind: str = "") -> JobRef:
-    metadata = body["metadata"]
-    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"], kind or body["kind"])

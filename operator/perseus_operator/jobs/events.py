@@ -18,6 +18,7 @@ WARNINGS: Final = frozenset(
         Reason.SPEC_INVALID,
         Reason.ANNOTATION_INVALID,
         Reason.NAME_TAKEN,
+        Reason.PODS_TAKEN,
         Reason.ENGINE_UNKNOWN,
         Reason.OBJECTIVE_MISSED,
         Reason.FOREIGN_POWER_LIMIT,

@@ -45,6 +45,8 @@ class Job:
     """Why pods that opted in do not belong to the job, and how many."""
     failed_pod: Pod | None = None
     """The youngest that opted in and failed."""
+    taken_pods: tuple[str, int] | None = None
+    """The PerseusJob that pods of its workload name instead, and how many do; None: none."""
     end: JobEnd = field(default_factory=JobEnd)
     share: Share | None = None
     """Of a PowerBudget; None: no budget selects the job."""
@@ -93,11 +95,17 @@ class Job:
             Whether another attempt has begun, which starts again at iteration 0.
         """
         self.excluded_pods, self.failed_pod = chosen.excluded, chosen.failed
+        if chosen.pods:
+            self.taken_pods = None
         again = bool(chosen.attempt and self.attempt and chosen.attempt != self.attempt)
         self.attempt = chosen.attempt or self.attempt
         self.end.pods_observed(running=bool(chosen.pods), finished_at_s=wall_s if chosen.finished else None)
         self.nodes.pods_observed(chosen.pods, agents)
         return again
+
+    def taken_pods_observed(self, taken: tuple[str, int] | None) -> None:
+        """Pods of its workload name this PerseusJob instead, and so many do; None: none."""
+        self.taken_pods = taken
 
     def draw_published(self, draw: DrawStatus | None) -> None:
         """The status is to say what the job draws; None: no other replica needs to know."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from perseus_core import keys
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.workloads import preset_of
+from perseus_operator.objects.formatting import counted
 
 _SHOWN = 3
 
@@ -18,6 +20,14 @@ def absence(job: Job) -> Explanation:
         return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
     if job.end.finished_at_s is not None:
         return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
+    if job.taken_pods is not None:
+        owner, number = job.taken_pods
+        several = number > 1
+        message = (
+            f"{counted(number, 'pod')} of its workload {'carry' if several else 'carries'} the label"
+            f" {keys.LABEL_JOB}: {owner}, and so {'belong' if several else 'belongs'} to {owner}."
+        )
+        return Explanation(Reason.PODS_TAKEN, message)
     reference = spec.pods.reference if spec and spec.pods else None
     if reference is None:
         message = "No pod of the job is running."

@@ -5,13 +5,17 @@ Until a class is applied there is no PerseusJob whose conditions could say it, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Container, Iterator, Mapping
 from typing import Final, Protocol
 
 from perseus_core import keys
 from perseus_operator.api.energy_class import ClassSpec, refusal
 from perseus_operator.api.schema import parse_spec
+from perseus_operator.classes.refusals import pod_refusal
+from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
+from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Json
 
 _CHART: Final = "the chart makes `default` unless webhook.enabled or energyClass.enabled is false"
@@ -37,6 +41,10 @@ class ClassReader(Protocol):
 
     def energy_class(self, name: str) -> Json:
         """Raises KubeNotFound."""
+        ...
+
+    def pods(self, namespace: str, label: str) -> list[Json]:
+        """Pods that carry a label."""
         ...
 
 
@@ -68,6 +76,34 @@ def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
         answer = _answer(reader, namespace, labels)
         if answer is not None and not answer["applied"]:
             yield answer
+
+
+def refused_pods(reader: ClassReader, namespace: str, made: Container[str]) -> Iterator[Json]:
+    """Say which pods ask for a class that is not applied to them, by a label of their own or of their namespace.
+
+    Args:
+        reader: of the API server; what the user may not read is not said.
+        namespace: of the pods.
+        made: names of PerseusJobs and ServingPools that exist: their pods need no class.
+
+    Yields:
+        Each reason once, with the first of its pods; fields as of ``class_of_namespace``.
+    """
+    try:
+        labels, stored = reader.namespace_labels(namespace), reader.pods(namespace, keys.LABEL_CLASS)
+    except KubeError:
+        return
+    pods = [pod for pod in map(pod_of, stored) if pod and pod.job not in made and not pod.failure and not pod.succeeded]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        with contextlib.suppress(KubeError):
+            if why := pod_refusal(pod, _class(reader, pod.energy_class), labels):
+                reasons.setdefault((pod.energy_class, why), []).append(pod.name)
+    for (name, why), names in reasons.items():
+        others = f" and {counted(len(names) - 1, 'other pod')} of its namespace" if len(names) > 1 else ""
+        says = f"pod {names[0]}{others} at default clocks: {why}"
+        do = _MAKE_IT if why.endswith("does not exist") else _MEND_IT
+        yield {"namespace": namespace, "class": name, "applied": False, "says": says, "do": do}
 
 
 def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> Json | None:

@@ -29,7 +29,7 @@ from perseus_operator.errors import (
 )
 from perseus_operator.families.serving.status.explanation import pool_explanation, pool_listing
 from perseus_operator.objects.values import Json
-from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces
+from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces, refused_pods
 from perseus_operator.plugin.doctor import examine
 from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.kube_client import KubeReader
@@ -50,7 +50,6 @@ from perseus_operator.plugin.tables import (
     frontier_text,
     plan_text,
 )
-from perseus_operator.plugin.taken import taken_pods
 from perseus_operator.report import command as report_command
 from perseus_operator.report import stored
 from perseus_runtime.command_line import CommandParser
@@ -138,7 +137,7 @@ def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) 
     if kind == keys.POOL_KIND:
         document = examine_pool(body, surroundings_of(kube, body))
     else:
-        document, name = examine(body, taken_pods(kube, body)), body["metadata"]["name"]
+        document, name = examine(body), body["metadata"]["name"]
         if exists(kube, keys.POOL_KIND, namespace, name):
             document["note"] = f"a ServingPool has this name, too: kubectl perseus doctor sp/{name} is about it"
     return document, diagnosis_text(document, terminal)
@@ -170,6 +169,13 @@ def _classes(kube: KubeReader, everywhere: str | None, *, found_any: bool) -> li
     return [answer for answer in classes if answer and not (answer["applied"] and found_any)]
 
 
+def _refused_pods(kube: KubeReader, namespace: str, said: list[Json], made: list[Json]) -> list[Json]:
+    """What is to be said of pods that ask for a class of which nothing is said yet."""
+    classes = {answer["class"] for answer in said if not answer["applied"]}
+    names = {one["metadata"]["name"] for one in made}
+    return [answer for answer in refused_pods(kube, namespace, names) if answer["class"] not in classes]
+
+
 def _place(everywhere: str | None) -> str:
     return "any namespace" if everywhere is None else f"namespace {everywhere}"
 
@@ -199,7 +205,10 @@ def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer
     pools = []
     with contextlib.suppress(KubeForbidden, KubeNotFound):  # a user of jobs alone wants to see these
         pools = kube.pools(everywhere)
-    document = listing(jobs, _classes(kube, everywhere, found_any=bool(jobs or pools)))
+    classes = _classes(kube, everywhere, found_any=bool(jobs or pools))
+    if everywhere is not None:
+        classes += _refused_pods(kube, everywhere, classes, [*jobs, *pools])
+    document = listing(jobs, classes)
     document["pools"] = pool_listing(pools)["pools"]
     return document, everything_text(document, _place(everywhere))
 

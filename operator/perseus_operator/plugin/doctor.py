@@ -83,6 +83,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.SOLVE_FAILED: "follow the message",
     Reason.SOLVE_TIMEOUT: "ask for fewer points (spec.points), or give the solver more time",
     Reason.NO_PODS: "label the pod template perseus.energy/job: JOB; if pods failed, read their log",
+    Reason.PODS_TAKEN: "edit or delete one of the two PerseusJobs",
     Reason.FINISHED: "nothing: the job has ended",
     Reason.SUSPENDED: "set spec.suspend: false",
     Reason.NO_AGENT: "let the agents' DaemonSet run on that node (affinity, tolerations, GPU label)",
@@ -125,12 +126,11 @@ _ESSENTIAL: Final = frozenset({
 })  # fmt: skip
 
 
-def examine(job: Json, taken: str = "") -> Json:
+def examine(job: Json) -> Json:
     """Examine one PerseusJob as the API server returns it.
 
     Args:
         job: with metadata, spec and status.
-        taken: what ``taken_pods`` says of it.
 
     Returns:
         ``verdict``, one sentence; ``steps`` in order, each with ``question``, ``finding``, ``reason``, ``says`` and,
@@ -140,9 +140,6 @@ def examine(job: Json, taken: str = "") -> Json:
     name = str(metadata["name"])
     planned = (job["spec"].get("objective") or {}).get("type") != ObjectiveType.FIXED_CLOCK
     steps = list(_steps(job, planned=planned))
-    for step in steps:
-        if taken and step.get("reason") == Reason.NO_PODS:
-            step |= {"says": f"{step['says']} {taken}", "do": "edit or delete one of the two PerseusJobs"}
     return {
         "job": f"{metadata['namespace']}/{name}",
         "verdict": _verdict(job, steps),
@@ -155,7 +152,7 @@ def _steps(job: Json, *, planned: bool) -> Iterator[Json]:
     status = job.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     # Without a shape all that comes before the agents waits for pods: why there are none is said where they belong.
-    absent = (conditions.get(ConditionType.AGENTS_READY) or {}).get("reason") == Reason.NO_PODS
+    absent = (conditions.get(ConditionType.AGENTS_READY) or {}).get("reason") in _ABSENT
     absent = absent and "pipeline" not in job["spec"] and "shape" not in status
     blocked = False
     for step in STEPS:
@@ -181,6 +178,8 @@ def _advice(reason: Reason, metadata: Mapping[str, Any]) -> str:
     return ADVICE[reason].replace("JOB", str(metadata["name"]))
 
 
+_ABSENT: Final = frozenset({Reason.NO_PODS, Reason.PODS_TAKEN})
+"""Reasons of a job without pods."""
 _WAITS: Final = frozenset(
     {
         Reason.PROFILING,

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from perseus_core import keys
 from perseus_operator.errors import CannotAnswer, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
-from perseus_operator.plugin.classes import ClassReader, class_of_namespace
+from perseus_operator.plugin.classes import ClassReader, class_of_namespace, refused_pods
 
 NO_DEFINITION: Final = "this cluster has no CustomResourceDefinition of PerseusJob: is the chart installed?"
 BOTH: Final = (keys.KIND, keys.POOL_KIND)
@@ -102,7 +102,7 @@ def _absence(reader: Reader, namespace: str, name: str, kinds: Sequence[str]) ->
         if kind not in kinds and exists(reader, kind, namespace, name):
             command = "serving" if kind == keys.POOL_KIND else "explain"
             return f"{said}, but a {kind} of this name: kubectl perseus {command} {name}"
-    answer = class_of_namespace(reader, namespace)
+    answer = next(refused_pods(reader, namespace, ()), None) or class_of_namespace(reader, namespace)
     return said + (f": {answer['says']} ({answer['do']})" if answer else "")
 
 

@@ -18,7 +18,6 @@ from perseus_operator.errors import KubeForbidden
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin import cli
 from perseus_operator.plugin.doctor import ADVICE, examine
-from perseus_operator.plugin.taken import taken_pods
 
 
 def conditions(**said: tuple[str, str]) -> list[Json]:
@@ -240,48 +239,36 @@ def test_who_may_read_neither_namespaces_nor_classes_is_answered_all_the_same(
     assert command("list", "-A")[0] == 0
 
 
-def pod(name: str, job: str, workload: str, phase: str = "Running") -> Json:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": workload, "uid": "w", "controller": True}
-    labels = {keys.LABEL_JOB: job, "batch.kubernetes.io/job-name": workload}
-    metadata = {"name": name, "namespace": "team", "uid": name, "labels": labels, "ownerReferences": [owner]}
+def pod(name: str, job: str, energy_class: str, phase: str = "Running", **annotations: str) -> Json:
+    labels = {keys.LABEL_JOB: job, keys.LABEL_CLASS: energy_class}
+    metadata = {"name": name, "namespace": "other", "uid": name, "labels": labels, "annotations": annotations}
     return {"metadata": metadata, "spec": {"nodeName": "a"}, "status": {"phase": phase}}
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        {"reference": {"kind": "Job", "name": "train"}},
-        {"selector": {"matchLabels": {"batch.kubernetes.io/job-name": "train"}}},
-    ],
-)
-def test_a_job_whose_pods_belong_to_another_one_is_told_so(stored: Stored, workload: Json) -> None:
-    stored.body["spec"] = {**SPEC, "workload": workload}
-    stored.body["status"]["conditions"] = conditions(**(HEALTHY | {"AgentsReady": ("False", "NoPods")}))
+def test_pods_that_ask_for_a_class_by_their_own_label_are_seen_where_one_looks(stored: Stored) -> None:
+    stored.classes["frugal"] = {}
+    stored.stored_pods["other"] = [pod("a", "first", "gold"), pod("b", "first", "gold"), pod("c", "late", "frugal")]
+    said = "pod a and 1 other pod of its namespace at default clocks: it asks for EnergyClass gold, which does not"
+    first, says, do = command("list", "-n", "other")[1].splitlines()
+    assert first == "there is no PerseusJob in namespace other"
+    assert says.startswith(said)
+    assert "kubectl get energyclasses" in do
+    assert said in command("doctor", "first", "-n", "other")[2]
+    stored.stored_pods["other"] = [pod("a", "x", "frugal", **{keys.ANNOTATION_PROFILE: "No Name"})]
+    assert f"pod a at default clocks: its annotation {keys.ANNOTATION_PROFILE}" in command("list", "-n", "other")[1]
+    stored.stored_pods["other"] = [pod("a", "first", "gold", "Failed")]
+    assert "gold" not in command("list", "-n", "other")[1], "it runs no more"
 
-    class Pods:
-        def __init__(self, *found: Json) -> None:
-            self.found = list(found)
 
-        def pods(self, namespace: str, label: str) -> list[Json]:
-            assert (namespace, label) == ("team", keys.LABEL_JOB)
-            return self.found
+def test_pods_are_not_named_whose_namespace_says_it_or_whose_job_exists(stored: Stored) -> None:
+    stored.labels["other"] = {keys.LABEL_CLASS: "gold"}
+    stored.stored_pods["other"] = [pod("a", "first", "gold")]
+    assert command("list", "-n", "other")[1].count("EnergyClass gold") == 1
+    stored.stored_pods["team"] = [pod("a", "gpt3", "gold")]
+    assert "EnergyClass gold" not in command("list")[1], "a user wrote the job that they name"
 
-    theirs = taken_pods(
-        Pods(pod("a", "first", "train"), pod("b", "first", "train"), pod("c", "x", "other")), stored.body
-    )
-    assert (
-        theirs == "2 pods of its workload carry the label perseus.energy/job: first, and so belong to that PerseusJob."
-    )
-    step = next(one for one in examine(stored.body, theirs)["steps"] if one.get("reason") == "NoPods")
-    assert step["says"].endswith(theirs)
-    assert step["do"] == "edit or delete one of the two PerseusJobs"
-    assert taken_pods(Pods(pod("c", "x", "other")), stored.body) == "", "they are of another workload"
-    assert taken_pods(Pods(pod("a", "first", "train", "Failed")), stored.body) == "", "it runs no more"
 
-    class Refused(Pods):
-        def pods(self, namespace: str, label: str) -> list[Json]:
-            raise KubeForbidden("pods is forbidden")
-
-    assert taken_pods(Refused(), stored.body) == ""
-    stored.body["status"]["conditions"] = conditions(**HEALTHY)
-    assert taken_pods(Refused(), stored.body) == "", "one that has pods asks for none"
+def test_a_job_whose_pods_belong_to_another_one_is_told_what_to_do(stored: Stored) -> None:
+    stored.body["spec"] = {**SPEC}
+    step = diagnosed(stored, AgentsReady=("False", "PodsTaken"))["AgentsReady"]
+    assert (step["reason"], step["do"]) == ("PodsTaken", "edit or delete one of the two PerseusJobs")

@@ -54,7 +54,7 @@ def ranks_pending(job: Job, spec: JobSpec) -> Explanation | None:
     shape, nodes = spec.pipeline, job.nodes
     if not nodes.occupied:
         absent = absence(job)
-        to_come = absent.reason is Reason.NO_PODS
+        to_come = absent.reason in (Reason.NO_PODS, Reason.PODS_TAKEN)
         return Explanation(Reason.WAITING_FOR_AGENTS, absent.message) if to_come else absent
     connected = sum(len(node.ranks) for node in nodes.values())
     taken = set().union(*(node.ranks for node in nodes.values()))
