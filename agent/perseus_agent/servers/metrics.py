@@ -72,6 +72,13 @@ SERIES: Final = (
         "GPUs whose driver enforces a workload power profile, by its name; absent: none does.",
         (*_NODE, "profile"),
     ),
+    Series(
+        "perseus_node_gpu_power_floor_watts",
+        "gauge",
+        "Power at which power smoothing keeps GPUs of the node, added up: the primary floor while loads ramp down, the"
+        " secondary one, of delayed smoothing, while they are idle; absent: no GPU has such a floor.",
+        (*_NODE, "floor"),
+    ),
     Series("perseus_node_gpu_power_watts", "gauge", "Power drawn by all GPUs that answer.", _NODE),
     Series(
         "perseus_node_gpu_energy_joules_total",
@@ -240,6 +247,10 @@ class NodeCollector(Collector):
         policies = [policy for governor in governors if (policy := governor.policy.latest) is not None]
         for profile, gpus in sorted(Counter(chain.from_iterable(policy.enforced for policy in policies)).items()):
             yield "perseus_node_gpu_power_profiles", (profile,), gpus
+        floors = {"primary": [each.floor_w for each in policies], "secondary": [p.secondary_floor_w for p in policies]}
+        for floor, each_w in floors.items():
+            if any(each_w):
+                yield "perseus_node_gpu_power_floor_watts", (floor,), sum(each_w)
         yield from _power("perseus_node_gpu_power_watts", (), workers)
         used_mj = sum(worker.meter.used_mj for worker in workers)
         yield "perseus_node_gpu_energy_joules_total", (), j_from_mj(used_mj)

@@ -1,4 +1,4 @@
-"""The part of a PerseusJob's status about PowerBudgets: the job's share, and what it draws."""
+"""The part of a status about power: the share of a PowerBudget, what a job or pool draws, and power smoothing."""
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
 
@@ -57,6 +57,20 @@ class DrawStatus:
     meter: MeterStatus | None = nested(
         "What was measured of its energy; absent: no PowerBudget that selects it has spec.energy.",
         MeterStatus,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSmoothingStatus:
+    """GPUs whose driver smooths their power (NVML): they draw a floor whatever the clock."""
+
+    gpus: int = integer("So many.", minimum=1, maximum=10**6)
+    floor_watts: int = integer("What they are kept at together while a load ramps down.", minimum=0, maximum=10**9)
+    secondary_floor_watts: int | None = integer(
+        "What they are kept at together while idle, by delayed smoothing; absent: there is none.",
+        minimum=1,
+        maximum=10**9,
         required=False,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US, share, signed
-from perseus_operator.api.power_status import ShareStatus
+from perseus_operator.api.power_status import PowerSmoothingStatus, ShareStatus
 from perseus_operator.api.schema import integer, listing, names, nested, text
 
 
@@ -354,6 +354,9 @@ class StatusFigures:
         rule="a name of a power profile",
         pattern=r"^[A-Z][A-Z0-9_]*$",
         max_items=256,
+    )
+    power_smoothing: PowerSmoothingStatus | None = nested(
+        "Power smoothing of GPUs of the job; absent: none is smoothed.", PowerSmoothingStatus, required=False
     )
     advised: AdviceStatus | None = nested("The plan that the objective asks for.", AdviceStatus, required=False)
     sweep: SweepStatus | None = nested(

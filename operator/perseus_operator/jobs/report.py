@@ -8,10 +8,12 @@ from typing import Any
 
 from perseus_core.evidence import Evidence
 from perseus_operator.api.conditions import Condition
+from perseus_operator.api.power_status import PowerSmoothingStatus
 from perseus_operator.api.serving.status import PoolFigures
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.jobs.events import JobEvent
 from perseus_operator.jobs.pools.figures import PoolState
+from perseus_operator.nodes.gpu import PowerSmoothing
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.solving.quality import CalibrationQuality
 
@@ -53,3 +55,14 @@ class JobReport:
     plan_event: Callable[[], JobEvent] | None = None
     changes: Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[JobEvent]] | None = None
     events: Sequence[JobEvent] = ()
+
+
+def smoothing_to_status(smoothing: PowerSmoothing) -> PowerSmoothingStatus | None:
+    """Format what power smoothing keeps the GPUs of a job or pool at; None: no GPU is smoothed."""
+    if not smoothing.gpus:
+        return None
+    return PowerSmoothingStatus(
+        gpus=smoothing.gpus,
+        floor_watts=smoothing.floor_w,
+        secondary_floor_watts=smoothing.secondary_floor_w or None,
+    )

@@ -7,6 +7,7 @@ Nothing of that format is taken on trust: what cannot be true is as if it were a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +35,40 @@ class Gpu:
     latency: ClockLatency | None = None
     max_power_w: float | None = None
     policy: PowerPolicy | None = None
+
+
+@dataclass(frozen=True)
+class PowerSmoothing:
+    """GPUs whose driver smooths their power.
+
+    Attributes:
+        gpus: how many; 0: none is smoothed.
+        floor_w: what they are kept at together while a load ramps down, watts.
+        secondary_floor_w: what delayed smoothing keeps them at together while idle, watts; 0: there is none.
+    """
+
+    gpus: int = 0
+    floor_w: int = 0
+    secondary_floor_w: int = 0
+
+
+def smoothing_of(policies: Iterable[PowerPolicy]) -> PowerSmoothing:
+    """What power smoothing keeps GPUs at by their drivers' policies."""
+    return summed_smoothing(
+        PowerSmoothing(1, policy.floor_w, policy.secondary_floor_w)
+        for policy in policies
+        if policy.floor_w or policy.secondary_floor_w
+    )
+
+
+def summed_smoothing(parts: Iterable[PowerSmoothing]) -> PowerSmoothing:
+    """What power smoothing keeps the GPUs of all parts at."""
+    gpus = floor_w = secondary_floor_w = 0
+    for part in parts:
+        gpus += part.gpus
+        floor_w += part.floor_w
+        secondary_floor_w += part.secondary_floor_w
+    return PowerSmoothing(gpus, floor_w, secondary_floor_w)
 
 
 @dataclass(frozen=True)

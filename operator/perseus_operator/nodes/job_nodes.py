@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from typing import Final
 
-from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.gpu import Gpu, PowerSmoothing, summed_smoothing
 from perseus_operator.nodes.node import Node, Rank
 from perseus_operator.nodes.plans import NodePlans
 from perseus_operator.objects.values import Pod
@@ -128,6 +128,11 @@ class JobNodes(Mapping[str, Node]):
     def power_profiles(self) -> tuple[str, ...]:
         """The workload power profiles that the driver enforces on some GPU of the job, ascending."""
         return tuple(sorted(frozenset[str]().union(*(node.power_profiles for node in self._nodes.values()))))
+
+    @property
+    def power_smoothing(self) -> PowerSmoothing:
+        """What power smoothing keeps the GPUs of the job at."""
+        return summed_smoothing(node.power_smoothing for node in self._nodes.values())
 
     @property
     def slowed_pipelines(self) -> set[int]:

@@ -24,7 +24,7 @@ from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.nodes.engines import NodeEngines
-from perseus_operator.nodes.gpu import Gpu
+from perseus_operator.nodes.gpu import Gpu, PowerSmoothing, smoothing_of
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.plans import NodePlans
 from perseus_operator.objects.values import Pod
@@ -100,6 +100,8 @@ class Node:
     """Model and switch latency by GPU UUID, of the job's ranks."""
     power_profiles: frozenset[str] = frozenset()
     """Workload power profiles that the driver enforces on some of them."""
+    power_smoothing: PowerSmoothing = PowerSmoothing()  # noqa: RUF009  # it is frozen
+    """What power smoothing keeps them at."""
     declared_schedules: dict[RankId, DeclaredSchedule] = field(default_factory=dict)
     """What ranks say that they execute, where the agent was asked for it."""
     uncontrollable: dict[str, str] = field(default_factory=dict)
@@ -336,6 +338,7 @@ class Node:
         self.clocks_mhz, self.uncontrollable, self.gpus = dict(clocks_mhz), dict(uncontrollable), dict(gpus or {})
         self._rank_gpus = None
         policies = [gpu.policy for gpu in self.gpus.values() if gpu.policy is not None]
+        self.power_smoothing = smoothing_of(policies)
         self.power_profiles = frozenset(profile for policy in policies for profile in policy.enforced)
 
     def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:

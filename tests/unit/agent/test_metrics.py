@@ -114,7 +114,7 @@ def test_a_node_is_the_sum_of_its_gpus(tmp_path: Path) -> None:
 def test_every_described_series_can_appear(tmp_path: Path) -> None:
     with at_work(tmp_path, 1) as bench:
         for worker in bench.node.workers.values():
-            worker.governor.policy.latest = PowerPolicy(enforced=("MAX_Q",))
+            worker.governor.policy.latest = PowerPolicy(enforced=("MAX_Q",), floor_w=300)
         found = {name for name, _ in bench.series(per_gpu=True)}
     # They need a rank.
     waiting = {"perseus_agent_plan_age_seconds", "perseus_agent_mark_lead_seconds"}
@@ -142,6 +142,20 @@ def test_gpus_are_counted_by_the_profiles_that_their_driver_enforces(bench: Benc
     first.latest, second.latest = PowerPolicy(("COMPUTE",), ("COMPUTE", "MAX_Q")), PowerPolicy(("MAX_P",), ("MAX_Q",))
     counted = {dict(labels)["profile"]: n for (_, labels), n in bench.series().items() if "profile" in dict(labels)}
     assert counted == {"COMPUTE": 1, "MAX_Q": 2}, "what is only requested is not in force"
+
+
+def test_floors_of_power_smoothing_are_added_up_and_absent_where_there_is_none(bench: Bench) -> None:
+    first, second = (worker.governor.policy for worker in bench.node.workers.values())
+
+    def floors() -> dict[str, float]:
+        return {dict(labels)["floor"]: n for (_, labels), n in bench.series().items() if "floor" in dict(labels)}
+
+    first.latest, second.latest = PowerPolicy(("MAX_Q",)), None
+    assert floors() == {}
+    first.latest, second.latest = PowerPolicy(floor_w=400), PowerPolicy(floor_w=300)
+    assert floors() == {"primary": 700}, "smoothing is not delayed"
+    second.latest = PowerPolicy(floor_w=300, secondary_floor_w=200)
+    assert floors() == {"primary": 700, "secondary": 200}
 
 
 def test_a_lock_that_nobody_wants_is_counted(bench: Bench) -> None:

@@ -13,6 +13,7 @@ from tests.doubles.engine_pool import EnginePool
 
 from perseus_core.power_policy import PowerPolicy
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.schema import dump
 from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.messages import event_of
 from perseus_operator.families.serving.features.signals.replicas import signals_of
@@ -80,6 +81,37 @@ def test_under_another_profile_the_baseline_is_measured_again(make_job: Any) -> 
     assert again.state.power_profiles == ("MAX_Q",)
     restore_from_status(again.state, stored, now_s=0.0, wall_s=0.0)
     assert again.state.power_profiles == ()
+
+
+def test_power_smoothing_is_in_the_status_as_long_as_a_gpu_is_smoothed(make_job: Any) -> None:
+    job = make_job()
+    job.run()
+    assert status.figures(job.state, job.decide()).power_smoothing is None
+    node, other = job.nodes[0], job.nodes[1]
+    policies = PowerPolicy(), PowerPolicy(floor_w=300), PowerPolicy(floor_w=400, secondary_floor_w=150)
+    node.gpus_described({}, {}, {f"GPU-{n}": Gpu("GB300", policy=policy) for n, policy in enumerate(policies)})
+    other.gpus_described({}, {}, {"GPU-9": Gpu("GB300", policy=PowerPolicy(floor_w=100)), "GPU-8": Gpu("H100")})
+    smoothed = status.figures(job.state, job.decide()).power_smoothing
+    assert smoothed is not None
+    assert dump(smoothed) == {"gpus": 3, "floorWatts": 800, "secondaryFloorWatts": 150}
+    node.gpus_described({}, {}, {})
+    smoothed = status.figures(job.state, job.decide()).power_smoothing
+    assert smoothed is not None
+    assert dump(smoothed) == {"gpus": 1, "floorWatts": 100}
+
+
+def test_a_pool_says_what_the_driver_holds_its_gpus_to() -> None:
+    pool = EnginePool()
+
+    def said() -> Any:
+        return pool.family.report(pool.decide()).figures
+
+    assert (said().power_profiles, said().power_smoothing) == (None, None)
+    for node in pool.nodes:
+        policy = PowerPolicy((), ("MAX_Q",), 300, 0)
+        node.gpus_described(node.clocks_mhz, {}, {u: replace(gpu, policy=policy) for u, gpu in node.gpus.items()})
+    assert said().power_profiles == ("MAX_Q",)
+    assert said().power_smoothing.floor_watts == 300 * said().power_smoothing.gpus > 0
 
 
 def test_a_node_that_is_not_described_yet_is_no_change(make_job: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 
 from perseus_core.serving import MOST_EDGES
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, signed
-from perseus_operator.api.power_status import ShareStatus
-from perseus_operator.api.schema import integer, listing, nested, text
+from perseus_operator.api.power_status import PowerSmoothingStatus, ShareStatus
+from perseus_operator.api.schema import integer, listing, names, nested, text
 from perseus_operator.api.serving.spec import DURATION, DURATION_RULE
 
 MOST_REPLICAS: Final = 32
@@ -196,3 +196,12 @@ class PoolFigures:
     engine: EngineStatus | None = nested("What is known of the engine.", EngineStatus, required=False)
     savings: PoolSavings | None = nested("What is saved, measured.", PoolSavings, required=False)
     power_budget: ShareStatus | None = nested("The pool's share of a PowerBudget.", ShareStatus, required=False)
+    power_profiles: tuple[str, ...] | None = names(
+        "Workload power profiles that the driver enforces on GPUs of the pool; absent: none.",
+        rule="a name of a power profile",
+        pattern=r"^[A-Z][A-Z0-9_]*$",
+        max_items=256,
+    )
+    power_smoothing: PowerSmoothingStatus | None = nested(
+        "Power smoothing of GPUs of the pool; absent: none is smoothed.", PowerSmoothingStatus, required=False
+    )

@@ -19,7 +19,7 @@ from perseus_operator.jobs.conditions import agents_ready, all_conditions
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.job import Job
-from perseus_operator.jobs.report import JobReport
+from perseus_operator.jobs.report import JobReport, smoothing_to_status
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Now
@@ -67,6 +67,8 @@ class FixedClockFamily(Family):
             figures=StatusFigures(
                 clock=ClockStatus(megahertz=mhz, gpus=gpus, locked=locked),
                 power_budget=share_to_status(job.share, job.draw, None),
+                power_profiles=job.nodes.power_profiles or None,
+                power_smoothing=smoothing_to_status(job.nodes.power_smoothing),
             ),
         )
 

@@ -32,6 +32,7 @@ from perseus_operator.families.serving.features.objective.baseline import Baseli
 from perseus_operator.families.serving.features.objective.requests import Block, quantile_s, worst_share
 from perseus_operator.families.serving.features.signals.replicas import Replica
 from perseus_operator.families.serving.pool import ServingPool
+from perseus_operator.jobs.report import smoothing_to_status
 from perseus_operator.objects.formatting import percent, stamp
 
 _LONGEST_NAME = 256
@@ -61,6 +62,8 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         engine=_engine(pool),
         savings=_savings(pool),
         power_budget=share_to_status(pool.job.share, pool.job.draw, decision.slowdown),
+        power_profiles=pool.job.nodes.power_profiles or None,
+        power_smoothing=smoothing_to_status(pool.job.nodes.power_smoothing),
     )
 
 

@@ -28,6 +28,7 @@ from perseus_operator.families.training.shape import shape_to_status
 from perseus_operator.families.training.status import recommendation
 from perseus_operator.families.training.status.hardware import expected_savings, grain_reason
 from perseus_operator.families.training.training import Training
+from perseus_operator.jobs.report import smoothing_to_status
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.formatting import exact_percent, fine_percent, percent
 from perseus_operator.solving.quality import CalibrationQuality
@@ -63,6 +64,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
             calibration=_calibration(training.calibration.quality),
             hardware=_hardware(training, decision),
             power_profiles=training.power_profiles or None,
+            power_smoothing=smoothing_to_status(training.nodes.power_smoothing),
             sweep=recommendation.sweep_status(decision.sweep_cost),
             power_budget=share,
         )
@@ -107,6 +109,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         baseline=_figures(training.baseline),
         hardware=_hardware(training, decision),
         power_profiles=training.power_profiles or None,
+        power_smoothing=smoothing_to_status(training.nodes.power_smoothing),
         advised=recommendation.advised(training, decision),
         sweep=recommendation.sweep_status(decision.sweep_cost),
         power_budget=share,
