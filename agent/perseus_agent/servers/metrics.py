@@ -75,9 +75,8 @@ SERIES: Final = (
     Series(
         "perseus_node_gpu_power_floor_watts",
         "gauge",
-        "Power at which power smoothing keeps GPUs of the node, added up: the primary floor while loads ramp down, the"
-        " secondary one, of delayed smoothing, while they are idle; absent: no GPU has such a floor.",
-        (*_NODE, "floor"),
+        "Power at which power smoothing keeps GPUs of the node as loads ramp down, added up; absent: none is smoothed.",
+        _NODE,
     ),
     Series("perseus_node_gpu_power_watts", "gauge", "Power drawn by all GPUs that answer.", _NODE),
     Series(
@@ -247,10 +246,8 @@ class NodeCollector(Collector):
         policies = [policy for governor in governors if (policy := governor.policy.latest) is not None]
         for profile, gpus in sorted(Counter(chain.from_iterable(policy.enforced for policy in policies)).items()):
             yield "perseus_node_gpu_power_profiles", (profile,), gpus
-        floors = {"primary": [each.floor_w for each in policies], "secondary": [p.secondary_floor_w for p in policies]}
-        for floor, each_w in floors.items():
-            if any(each_w):
-                yield "perseus_node_gpu_power_floor_watts", (floor,), sum(each_w)
+        if floor_w := sum(policy.floor_w for policy in policies):
+            yield "perseus_node_gpu_power_floor_watts", (), floor_w
         yield from _power("perseus_node_gpu_power_watts", (), workers)
         used_mj = sum(worker.meter.used_mj for worker in workers)
         yield "perseus_node_gpu_energy_joules_total", (), j_from_mj(used_mj)
