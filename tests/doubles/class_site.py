@@ -26,6 +26,8 @@ class Api:
         self.namespaces: dict[str, Mapping[str, str]] = {"team-a": {"tier": "batch"}}
         self.jobs: dict[tuple[str, str], tuple[str, Json, Owner]] = {}
         self.pools: dict[tuple[str, str], tuple[str, Json, Owner]] = {}
+        self.labels: dict[tuple[str, str], Mapping[str, str]] = {}
+        """Of jobs and pools, as they were asked for."""
         self.owners: dict[tuple[str, str], list[Json]] = {}
         """``ownerReferences`` of pools."""
         self.version = "7"
@@ -48,14 +50,15 @@ class Api:
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         return self.namespaces[name]
 
-    async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
+    async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
         self.attempts += 1
         if self.error:
             raise self.error
         made = self.pools if job.kind == keys.POOL_KIND else self.jobs
         if (job.namespace, job.name) in made:
             raise KubeConflict(job.name)
-        made[job.namespace, job.name] = energy_class, spec, owner
+        made[job.namespace, job.name] = labels[keys.LABEL_CLASS], spec, owner
+        self.labels[job.namespace, job.name] = labels
         if job.kind == keys.POOL_KIND:
             self.owners[job.namespace, job.name] = [owner.reference()]
 
@@ -89,6 +92,7 @@ class Site:
 
     def run(self, name: str = "t-0", job: str = "train", owner: Owner | None = OWNER, **changes: Any) -> None:
         labels = {keys.LABEL_JOB: job, keys.LABEL_CLASS: "frugal", "batch.kubernetes.io/job-name": "train"}
+        labels |= changes.pop("labels", {})
         pod = Pod(f"u-{name}", "team-a", name, "node", job, labels, owner=owner, **changes)
         self.pods.setdefault(("team-a", job), {})[pod.uid] = pod
 

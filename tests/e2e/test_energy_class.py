@@ -59,9 +59,14 @@ class System:
             rows.append(f"0,step,{clock},{time_s:.6f},{time_s * A100.power_w(clock):.4f}")
         schedule = build_schedule("Steps", stages=1, microbatches=1)
         problem = build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=A100.blocking_power_w)
+        labels = {keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b"}
         simulation = {"speed": 5.0, "noise": 0.002, "wait_for_agent_s": 120.0}
         return self.cluster.start_job(
-            name, problem, pipelines=RANKS, labels={keys.LABEL_CLASS: energy_class}, **simulation
+            name,
+            problem,
+            pipelines=RANKS,
+            labels={keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b"},
+            **simulation,
         )
 
     def read(self, plural: str, name: str = "") -> Any:
@@ -95,6 +100,7 @@ def test_a_job_of_a_class_is_made_planned_and_ended(cluster: SimulatedCluster) -
     eventually(lambda: not absent(lambda: system.read(keys.PLURAL, "steps")), "no PerseusJob is made")
     made = system.read(keys.PLURAL, "steps")
     assert made["metadata"]["labels"][keys.LABEL_CLASS] == "frugal"
+    assert made["metadata"]["labels"][keys.LABEL_MODEL] == "steps-1b"
     [owner] = made["metadata"]["ownerReferences"]
     assert owner["name"] in job.pods
     eventually(lambda: system.reason("steps", "PlanApplied") == "PlanInForce", "no plan is in force", 0.1)

@@ -68,7 +68,7 @@ class ClassStore(Protocol):
         """Labels of a namespace."""
         ...
 
-    async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
+    async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
         """Create a PerseusJob or ServingPool."""
         ...
 
@@ -230,7 +230,8 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
             else:
                 reference = None if workload is None else (workload.kind, workload.name)
                 kind, body = keys.KIND, job_of_class(spec, reference, pod.profile)
-            await self._kube.create_job(JobRef(namespace, name, "", kind), pod.energy_class, body, owner)
+            labels = {label: pod.labels[label] for label in (keys.LABEL_CLASS, keys.LABEL_MODEL) if label in pod.labels}
+            await self._kube.create_job(JobRef(namespace, name, "", kind), labels, body, owner)
             logger.info("%s/%s: %s made of EnergyClass %s for pod %s", *key, kind, pod.energy_class, pod.name)
         except KubeConflict:
             pass  # it exists, or was changed: the watch is late

@@ -39,7 +39,7 @@ def used_of(body: Mapping[str, Any], kind: str = keys.KIND) -> Json:
     metadata = body["metadata"]
     labels, annotations = dict(metadata.get("labels") or {}), metadata.get("annotations") or {}
     if sum(len(key) + len(value) for key, value in labels.items()) > _MOST_LABELS:
-        labels = {key: labels[key] for key in (keys.LABEL_CLASS,) if key in labels}
+        labels = {key: labels[key] for key in (keys.LABEL_CLASS, keys.LABEL_MODEL) if key in labels}
     kept: Json = {key: metadata[key] for key in _METADATA if key in metadata}
     kept["labels"] = labels
     kept["annotations"] = {key: annotations[key][:_MOST_ANNOTATION] for key in _ANNOTATIONS if key in annotations}

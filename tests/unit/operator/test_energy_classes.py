@@ -62,6 +62,17 @@ async def test_right_after_a_start_jobs_may_exist_that_were_not_observed_yet() -
     assert site.api.attempts == 1
 
 
+async def test_a_job_has_the_model_of_its_pods_by_which_reports_add_up(site: Site) -> None:
+    site.define()
+    site.run(labels={keys.LABEL_MODEL: "gpt3", "team": "vision"})
+    site.run("u-0", job="other")
+    await site.tick()
+    assert site.api.labels == {
+        ("team-a", "train"): {keys.LABEL_CLASS: "frugal", keys.LABEL_MODEL: "gpt3"},
+        ("team-a", "other"): {keys.LABEL_CLASS: "frugal"},
+    }
+
+
 async def test_a_job_that_a_user_wrote_stays_as_it_is(site: Site) -> None:
     site.define()
     site.run()

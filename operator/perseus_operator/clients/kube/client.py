@@ -93,23 +93,26 @@ class KubeClient(ObjectStore, AccessReviews):
         namespace = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
         return namespace.metadata.labels or {}
 
-    async def create_job(self, job: JobRef, energy_class: str, spec: Json, owner: Owner) -> None:
+    async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
         """Create the PerseusJob or ServingPool of a workload.
 
         Args:
             job: where, and of which kind; it has no UID yet.
-            energy_class: that it is made of.
+            labels: of the object, beside the operator's own.
             spec: of the object.
             owner: with which it is garbage-collected.
 
         Raises:
             KubeConflict: one of this name exists.
         """
-        labels = {MANAGED_BY: FIELD_MANAGER, keys.LABEL_CLASS: energy_class}
         body: Json = {
             "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
             "kind": job.kind,
-            "metadata": {"name": job.name, "labels": labels, "ownerReferences": [owner.reference()]},
+            "metadata": {
+                "name": job.name,
+                "labels": {**labels, MANAGED_BY: FIELD_MANAGER},
+                "ownerReferences": [owner.reference()],
+            },
             "spec": spec,
         }
         where = keys.API_GROUP, keys.API_VERSION, job.namespace, job.plural
