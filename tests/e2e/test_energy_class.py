@@ -61,13 +61,7 @@ class System:
         problem = build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=A100.blocking_power_w)
         labels = {keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b"}
         simulation = {"speed": 5.0, "noise": 0.002, "wait_for_agent_s": 120.0}
-        return self.cluster.start_job(
-            name,
-            problem,
-            pipelines=RANKS,
-            labels={keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b"},
-            **simulation,
-        )
+        return self.cluster.start_job(name, problem, pipelines=RANKS, labels=labels, **simulation)
 
     def read(self, plural: str, name: str = "") -> Any:
         if plural == keys.CLASS_PLURAL:

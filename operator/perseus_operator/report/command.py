@@ -18,6 +18,7 @@ from perseus_operator.errors import UnusableArgument
 from perseus_operator.report import annex_xi, electricity_maps, focus, rows_csv, spdx, stored, table
 from perseus_operator.report.factors import OPTIONS, ZONE, HourlyValues, constant_factor, file_values, hourly_factor
 from perseus_operator.report.figures import GROUPS, LABEL
+from perseus_operator.report.merged import Source, merge
 from perseus_operator.report.prometheus import ENV_TOKEN, Access, Prometheus
 from perseus_operator.report.statement import (
     FACTORS,
@@ -45,6 +46,8 @@ _MONTH: Final = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _LABEL_KEY: Final = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _TOKENS: Final = re.compile(r"(?P<path>[a-z0-9.-]+/[a-z0-9.-]+)=(?P<tokens>[0-9.]+(e[+]?[0-9]+)?)")
 _DEFAULT_SINCE: Final = "30d"
+_MAX_FILES: Final = 1000
+"""More than the days, or the quarters of a day, of a year are no report's parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,13 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--since", type=_since, metavar="30d", help="how far back; default: 30d")
     parser.add_argument("--month", type=_month, metavar="2026-10", help="a calendar month (UTC) instead")
     parser.add_argument(
-        "--from", dest="stored", type=Path, metavar="FILE", help="read a report of --format json, no Prometheus"
+        "--from",
+        dest="stored",
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help="read a report of --format json, no Prometheus; of several, such as days, one whose periods adjoin",
     )
     for name, option in OPTIONS.items():
         zone = f", or {ZONE}DE" if name == LOCATION else ""
@@ -131,8 +140,7 @@ def report(options: argparse.Namespace, scope: Scope) -> tuple[Statement, str]:
     if options.stored is not None:
         if options.since or options.month:
             raise UnusableArgument("--from: its period is that of the file; leave --since and --month out")
-        statement, by = stored.read(options.stored)
-        by = options.by or by
+        statement, by = _stored(options)
         if by.startswith(LABEL) and not any(by.removeprefix(LABEL) in one.labels for one in statement.members):
             raise UnusableArgument(f"--by: the file has no label {by.removeprefix(LABEL)} of namespaces")
     else:
@@ -148,6 +156,19 @@ def text(statement: Statement, by: str, form: str) -> str:
         UnusableArgument: the format needs what the statement lacks.
     """
     return FORMATS[form](statement, by, stored.digest(statement))
+
+
+def _stored(options: argparse.Namespace) -> tuple[Statement, str]:
+    """A statement from its file, or one of several; grouped as the first of them is, unless it is said."""
+    if len(options.stored) > _MAX_FILES:
+        raise UnusableArgument(f"--from: at most {_MAX_FILES} files, not {len(options.stored)}")
+    read = [stored.read(path) for path in options.stored]
+    sources = [
+        Source(name=path.name, digest=stored.digest(statement), statement=statement)
+        for path, (statement, _) in zip(options.stored, read, strict=True)
+    ]
+    replaced = frozenset(name for name in OPTIONS if _given(options, name) is not None)
+    return merge(sources, replaced), options.by or read[0][1]
 
 
 def _measure(options: argparse.Namespace, scope: Scope, by: str, now: datetime) -> Statement:
@@ -180,8 +201,8 @@ def _measure(options: argparse.Namespace, scope: Scope, by: str, now: datetime) 
 def _applied(options: argparse.Namespace, statement: Statement) -> Statement:
     """With the factors and declarations that were given, in place of those that it has."""
     factors = dict(statement.factors)
-    for name, option in OPTIONS.items():
-        given = getattr(options, option.removeprefix("--").replace("-", "_"))
+    for name in OPTIONS:
+        given = _given(options, name)
         if given is not None:
             factors[name] = _factor(name, given, options.carbon_key_file, statement)
     currency = options.currency or statement.currency
@@ -198,6 +219,12 @@ def _applied(options: argparse.Namespace, statement: Statement) -> Statement:
         organization=options.organization or statement.organization,
         tokens_per_step=dict(sorted(tokens.items())),
     )
+
+
+def _given(options: argparse.Namespace, name: str) -> str | None:
+    """What the option of a factor says; None: it is not given."""
+    value: str | None = getattr(options, OPTIONS[name].removeprefix("--").replace("-", "_"))
+    return value
 
 
 def _factor(name: str, given: str, key_file: Path | None, statement: Statement) -> Factor:

@@ -16,6 +16,7 @@ DOES: Final = "energy that jobs and pools took and saved, as a table, CSV, JSON,
 EXAMPLES: Final = """\
   perseus report --month 2026-10 --format json --prometheus http://localhost:9090 > october.json
   perseus report --from october.json
+  perseus report --from days/2026-10-*.json --format json > october.json
   perseus report --from october.json --by namespace --pue "1.21:site meters, 2025" --format csv
 """
 

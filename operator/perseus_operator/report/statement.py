@@ -139,6 +139,20 @@ class Factor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """A statement of which a merged one was made.
+
+    Attributes:
+        begin_s, end_s: of its period, Unix time.
+        digest: of its data.
+    """
+
+    begin_s: int
+    end_s: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statement:
     """All that a report is computed from.
 
@@ -154,6 +168,7 @@ class Statement:
         currency: of the price, ISO 4217; empty: there is no price.
         organization: whose report it is; empty: not said.
         tokens_per_step: declared by the user, by namespace and name of a job.
+        parts: of which it was merged, in order; empty: it was read at once.
     """
 
     period: Period
@@ -167,6 +182,7 @@ class Statement:
     currency: str = ""
     organization: str = ""
     tokens_per_step: Mapping[str, float] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
 
     def boundary(self) -> str:
         """Which energy was measured, and what was added to it by factors."""

@@ -25,6 +25,7 @@ from perseus_operator.report.statement import (
     POOL,
     Factor,
     Member,
+    Part,
     Period,
     Share,
     Statement,
@@ -131,6 +132,10 @@ def _to_json(statement: Statement) -> Json:
         "factors": {name: _factor_json(factor) for name, factor in statement.factors.items()},
         "members": [_member_json(member) for member in statement.members],
     }
+    if statement.parts:
+        data["parts"] = [
+            {"beginSeconds": part.begin_s, "endSeconds": part.end_s, "digest": part.digest} for part in statement.parts
+        ]
     return data
 
 
@@ -256,7 +261,19 @@ def _statement(data: _Part) -> Statement:
         tokens_per_step={key: tokens.number(key) for key in tokens.value},
         factors=factors,
         members=members,
+        parts=_parts(data, period) if "parts" in data.value else (),
     )
+
+
+def _parts(data: _Part, period: Period) -> tuple[Part, ...]:
+    parts = tuple(
+        Part(begin_s=one.integer("beginSeconds"), end_s=one.integer("endSeconds"), digest=one.text("digest"))
+        for one in data.parts("parts")
+    )
+    edges = [period.begin_s, *(part.end_s for part in parts)]
+    if [part.begin_s for part in parts] != edges[:-1] or edges[-1] != period.end_s:
+        raise _Broken("data.parts: must adjoin, from the begin of the period to its end")
+    return parts
 
 
 def _factor(part: _Part, slots: int) -> Factor:

@@ -128,6 +128,8 @@ def _notes(statement: Statement, digest: str) -> list[str]:
     if without >= 0.05:
         notes["missing"] = f"{without:,.1f} hours in which pods ran and no energy was measured; they are in no sum"
     notes |= {"from": f"{statement.origin}, read at {instant(statement.taken_s)} by {statement.program}"}
+    if statement.parts:
+        notes["parts"] = f"{len(statement.parts)} reports whose periods adjoin; --format json has the digest of each"
     notes |= {"digest": f"{digest}; --format json writes the file that it is of, and --from reads it again"}
     return _hanging(notes)
 

@@ -16,42 +16,22 @@ import jsonschema
 import pytest
 from focus_data_toolkit.model.validator import lint_focus_1_4_structure
 from spdx_python_model import v3_0_1 as spdx3
-from tests.made_up_fleet import BEGIN_S, END_S, MadeUpPrometheus, fleet
+from tests.doubles.statements import source_of, statement_of
+from tests.made_up_fleet import BEGIN_S, END_S
 
 from perseus_operator.errors import UnusableArgument
 from perseus_operator.report import annex_xi, focus, rows_csv, spdx, stored, table
 from perseus_operator.report.figures import TOTAL, rows
-from perseus_operator.report.statement import Factor, Period, Statement
-from perseus_operator.report.usage import read_usage
+from perseus_operator.report.merged import merge
+from perseus_operator.report.statement import Statement
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def october() -> Statement:
-    period = Period(begin_s=BEGIN_S, end_s=END_S)
-    usage = read_usage(MadeUpPrometheus(fleet(12, 4)), period, None, {})
-    return Statement(
-        period=period,
-        taken_s=END_S + 60,
-        scope="all namespaces",
-        origin="http://prometheus:9090",
-        queries=usage.queries,
-        program="perseus-k8s 0.1.0",
-        members=usage.members,
-        currency="EUR",
-        organization="Example GmbH",
-        tokens_per_step={"team-a/train-0": 2_097_152.0},
-        factors={
-            "server": Factor(source="vendor's sheet", value=1.35),
-            "pue": Factor(source="site meters, 2025", value=1.2),
-            "price": Factor(
-                source="exchange.csv", digest="sha256:0", hours=tuple(0.08 + 0.001 * (h % 24) for h in range(744))
-            ),
-            "locationBased": Factor(source="grid, 2025", value=381.0),
-            "marketBased": Factor(source="supplier's label", value=20.0),
-        },
-    )
+@pytest.fixture(scope="module", params=["read at once", "merged of its days"])
+def october(request: pytest.FixtureRequest) -> Statement:
+    days = request.param == "merged of its days"
+    return merge([source_of(day) for day in range(31)]) if days else statement_of(BEGIN_S, END_S)
 
 
 @pytest.mark.parametrize("by", ["job", "namespace", "model"])
@@ -76,7 +56,9 @@ def test_its_file_follows_the_published_schema(october: Statement) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     found = json.loads(stored.write(october, "model"))
     jsonschema.validate(found, schema)
-    assert schema["properties"]["data"]["required"] == list(found["data"]), "the schema has every field"
+    fields = list(found["data"])
+    assert [*schema["properties"]["data"]["required"], *(["parts"] if october.parts else [])] == fields
+    assert list(schema["properties"]["data"]["properties"])[: len(fields)] == fields, "the schema has every field"
     del found["data"]["factors"]["pue"]["source"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found, schema)
