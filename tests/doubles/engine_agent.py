@@ -28,11 +28,14 @@ class EngineAgent(LightAgent):
         """By the UID of the job."""
         self.engines: dict[str, Any] = {}
         """By the UID of the pod."""
+        self.resting: dict[str, int] = {}
+        """The clock that a lease asks for, by the UID of the job: the GPUs of its pods are at it at once."""
         self.tried: set[int] = set()
         """Clocks that orders have named."""
 
     async def crash(self) -> None:
         self.orders.clear()
+        self.resting.clear()
         await super().crash()
 
     def start(self, pod_uid: str) -> None:
@@ -49,6 +52,10 @@ class EngineAgent(LightAgent):
         )
         self.engines[pod_uid] = engine
         self._put(pb.TelemetryEvent(engine_joined=engine))
+
+    def stop_engine(self, pod_uid: str) -> None:
+        """It has gone."""
+        self._put(pb.TelemetryEvent(engine_left=self.engines.pop(pod_uid)))
 
     def clock_of(self, job_uid: str, pod_uid: str, running: int) -> int:
         """At what an engine runs now, by the orders; 0: the default clocks."""
@@ -70,6 +77,10 @@ class EngineAgent(LightAgent):
         for readers in self._readers.values():
             for reader in readers:
                 reader.put([event])
+
+    async def AcquireLease(self, request: Any, context: Any) -> Any:
+        self.resting[request.job_uid] = request.clock_mhz
+        return await super().AcquireLease(request, context)
 
     async def OrderEngines(self, request: Any, context: Any) -> Any:
         def act() -> Any:
@@ -97,6 +108,9 @@ class EngineAgent(LightAgent):
     def _lease(self, lease: Any) -> Any:
         answered = super()._lease(lease)
         answered.orders_id = self._orders_id(lease.job_uid)
+        if mhz := self.resting.get(lease.job_uid):
+            held = [pb.LeasedGpu(pod_uid=uid, uuid=f"GPU-{uid}", applied_clock_mhz=mhz) for uid in lease.pods]
+            answered.clock.CopyFrom(pb.LeaseClock(clock_mhz=mhz, gpus=held))
         return answered
 
 

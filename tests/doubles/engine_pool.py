@@ -61,6 +61,7 @@ class EnginePool:
         running: requests that decode at a replica in a second, by its number and the second.
         metrics: of the operator.
         profiles: specs of the PerseusProfiles of its namespace, by name.
+        workers: pods without an engine in the group of each, on nodes of their own.
         spec: of the pool.
     """
 
@@ -71,6 +72,7 @@ class EnginePool:
         running: Callable[[int, int], int] = lambda replica, second: 4 << ((second + replica) % 5),
         metrics: Any = UNCOUNTED,
         profiles: dict[str, Json] | None = None,
+        workers: int = 0,
         **spec: Any,
     ) -> None:
         self.machine, self.running, self.metrics = machine, running, metrics
@@ -91,6 +93,11 @@ class EnginePool:
         """How many were sent."""
         self._spec = {"mode": "Enforce", "objective": OBJECTIVE, "clocks": {"minimumMegahertz": 1_340}, **spec}
         self._pods = [Pod(f"pod-{n}", "ns", f"r-{n}", f"node-{n}", "pool", {}) for n in range(replicas)]
+        if workers:
+            self._pods = [pod for group in range(replicas) for pod in group_of(group, workers)]
+            self.silent |= {pod.uid for pod in self._pods if "-w" in pod.uid}
+        self.undrivable: set[str] = set()
+        """Nodes whose agents cannot lock a clock."""
         self._changed = Counter[str]()
         self.start()
 
@@ -132,7 +139,7 @@ class EnginePool:
         node.gpus_described(clocks, {}, {gpu: Gpu("H100", "570", max_power_w=700.0) for gpu in gpus})
         for pod in node.pods:
             if pod.uid in self.silent:
-                node.engines.pods_observed(())
+                node.engines.pods_observed({each.uid for each in node.pods} - self.silent)
             else:
                 self.family.engine_joined(node, replace(self.engine, pod_uid=pod.uid, gpu_uuids=gpus))
 
@@ -182,7 +189,7 @@ class EnginePool:
         self._obey(decision)
         for action in decision.actions:
             self._act(action)
-        for number, node in enumerate(self.nodes):
+        for number, node in enumerate(node for node in self.nodes if node.engines.by_process):
             for engine in list(node.engines.by_process.values()):
                 self.family.window_reported(node, self.window(number, node, engine))
         self.second += 1
@@ -241,7 +248,15 @@ class EnginePool:
         if not mhz:
             return None
         uids = [pod.uid for pod in sorted(node.pods, key=lambda pod: pod.uid)]
-        return LeaseClock(mhz, tuple(LeasedGpu(gpu, uid, mhz, "") for uid in uids for gpu in sorted(node.clocks_mhz)))
+        fault = "the driver refuses" if node.name in self.undrivable else ""
+        held = [LeasedGpu(gpu, uid, 0 if fault else mhz, fault) for uid in uids for gpu in sorted(node.clocks_mhz)]
+        return LeaseClock(mhz, tuple(held))
+
+    def workers_of(self, pod: str) -> list[int]:
+        """At what the agents of a leader's workers hold their GPUs; 0: at the default clocks."""
+        return [
+            self.ceiling_of(node) for node in self.nodes if node.name.startswith(f"node-{pod.removeprefix('pod-')}-w")
+        ]
 
     def ceiling_of(self, node: Node) -> int:
         """At which the agent lets the GPUs of a node rest; 0: at their default clocks."""
@@ -256,11 +271,31 @@ class EnginePool:
         if held == FOLLOW_TABLE:
             held = DEFAULT_CLOCKS if table is None else table.clock_mhz(running, kv_share(self.machine, running))
         held = held or self.ceiling_of(node)
+        slowest = min(mhz or self.machine.clocks_mhz[-1] for mhz in (held, *self.workers_of(engine.pod_uid)))
         odd = 1.0 + 0.5 * math.sin(running * (held or self.machine.clocks_mhz[-1])) if self.strange else 1.0
         prompt = self.second % 3 == 0
-        seen = window_of(self.machine, engine.pod_uid, running, held, prompt=prompt, slower=self.slower * odd)
-        seen = replace(seen, changed=changed, energy_mj=seen.energy_mj if self.measures_energy else None)
+        seen = window_of(self.machine, engine.pod_uid, running, slowest, prompt=prompt, slower=self.slower * odd)
+        seen = replace(
+            seen,
+            clock_mhz=held,
+            default_us=0 if held else seen.time_us,
+            mhz_us=held * seen.time_us,
+            changed=changed,
+            energy_mj=seen.energy_mj if self.measures_energy else None,
+        )
         return self.lie(seen)
+
+
+def group_of(number: int, workers: int) -> list[Pod]:
+    """The pods of a group of a LeaderWorkerSet, each on a node of its own, the leader first."""
+    names = [f"{number}", *(f"{number}-w{place}" for place in range(1, workers + 1))]
+    lws = "leaderworkerset.sigs.k8s.io"
+    group = {f"{lws}/name": "pool", f"{lws}/group-index": str(number)}
+    pods = []
+    for place, name in enumerate(names):
+        labels = group | {f"{lws}/worker-index": str(place)}
+        pods.append(Pod(f"pod-{name}", "ns", f"r-{name}", f"node-{name}", "pool", labels, group_size=1 + workers))
+    return pods
 
 
 def kv_share(machine: Machine, running: int) -> float:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from tests.doubles.engine_agent import EngineAgent
-from tests.doubles.engine_pool import OBJECTIVE
+from tests.doubles.engine_pool import OBJECTIVE, group_of
 from tests.doubles.fleet import Fleet
 from tests.doubles.lease_store import LeaseConnection, LeaseServer
 from tests.doubles.memory_cluster import MemoryCluster
@@ -34,11 +35,10 @@ WALL_S = BLOCK_S * (next(block for block in range(10**7, 2 * 10**7) if not switc
 
 
 class World:
-    """Two nodes with a replica each, and an operator that may be replaced."""
+    """Two nodes with a pod each, and an operator that may be replaced."""
 
-    def __init__(self, fleet: Fleet, agents: list[EngineAgent]) -> None:
+    def __init__(self, fleet: Fleet, agents: list[EngineAgent], pods: list[Pod]) -> None:
         self.fleet, self.agents = fleet, agents
-        pods = [Pod(f"pod-{n}", "ns", f"r-{n}", agent.node, "pool", {}) for n, agent in enumerate(agents)]
         addresses = {f"a-{agent.node}": (agent.node, f"127.0.0.1:{agent.port}") for agent in agents}
         self.cluster = MemoryCluster(pods, addresses)
         self.leases = LeaseServer()
@@ -85,13 +85,16 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(*, one_group: bool = False) -> AsyncIterator[World]:
     async with Fleet() as fleet:
         agents = [EngineAgent(f"node-{n}", fleet) for n in range(2)]
         fleet.agents.update((agent.node, agent) for agent in agents)
         for agent in agents:
             await agent.serve()
-        made = World(fleet, agents)
+        pods = [Pod(f"pod-{n}", "ns", f"r-{n}", agent.node, "pool", {}) for n, agent in enumerate(agents)]
+        if one_group:
+            pods = [replace(pod, node=agent.node) for pod, agent in zip(group_of(0, 1), agents, strict=True)]
+        made = World(fleet, agents, pods)
         await made.start()
         made.cluster.apply("ns", "pool", UID, SPEC)
         serving = asyncio.create_task(_serve(agents))
@@ -153,3 +156,26 @@ async def test_a_pool_finds_its_table_and_keeps_it_through_restarts() -> None:
         made.operator.job_deleted(UID)
         await until(lambda: not list(made.agents[0].leases.all()))
         await until(lambda: b"perseus_pool_ready{" not in made.metrics.exposition())
+
+
+async def test_the_nodes_of_one_group_are_at_one_clock_and_at_their_default_ones_without_its_leader() -> None:
+    async with world(one_group=True) as made:
+        leader, worker = made.agents
+
+        def ordered() -> int:
+            return leader.clock_of(UID, "pod-0", 1)
+
+        leader.start("pod-0")
+        await until(lambda: made.condition("ClocksApplied") == ("True", "TableInForce"))
+        await until(lambda: 0 < worker.resting.get(UID, 0) == ordered())
+        assert made.condition("Ready")[0] == "True"
+        assert not leader.resting[UID], "silence is the leader's agent's to see: its lease has no clock"
+
+        await worker.crash()
+        await until(lambda: ordered() == 0)
+        await worker.serve()
+        await until(lambda: 0 < worker.resting.get(UID, 0) == ordered())
+        assert not worker.orders, "nothing is ordered of a pod without an engine"
+
+        leader.stop_engine("pod-0")
+        await until(lambda: not worker.resting[UID])

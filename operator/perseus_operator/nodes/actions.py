@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
@@ -110,6 +110,12 @@ class Intent:
     """For how many stages there are plans: none is for one that exists only in what a process says of itself."""
     orders: EngineOrders | None = None
     """For the engines in all pods; None: all run at their default clocks."""
+    resting_at: Mapping[str, RestingClock] = field(default_factory=dict)
+    """The same as ``resting`` of single nodes, by name, where theirs is another."""
+
+    def resting_of(self, node: str) -> RestingClock:
+        """What the GPUs of a node run at while no plan wants a clock."""
+        return self.resting_at.get(node, self.resting)
 
 
 def next_actions(nodes: JobNodes, intent: Intent, *, now_s: float) -> Iterator[tuple[NodeAction | None, float]]:
@@ -203,8 +209,9 @@ def _next_action(
     """
     if not node.pods or (not intent.drive and node.plans.driven):
         return Release(node.name)
-    if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
-        return Acquire(node.name, intent.resting)
+    resting = intent.resting_of(node.name)
+    if node.leased_pods != node.pods or node.resting != resting or node.expires_at_s <= now_s:
+        return Acquire(node.name, resting)
     following: NodeCommand | None = _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
     due = node.renew_at_s <= renewed_until_s and not node.renewing
     if due and not (isinstance(following, Select) and 2 * now_s < node.renew_at_s + node.expires_at_s):

@@ -90,6 +90,8 @@ class Pod:
     """PerseusProfile that a pod of an EnergyClass names; empty: none."""
     power_limit: str = field(default="", compare=False)
     """Watts of each of its GPUs that another program is to keep them to; empty: none."""
+    group_size: int = field(default=0, compare=False)
+    """Pods of its group, of a LeaderWorkerSet; 0: it is of none."""
     address: str = field(default="", compare=False)
     """Its IP address, where it has a network of its own; empty: none yet. A lease does not depend on it."""
 

@@ -130,11 +130,11 @@ def test_a_node_that_is_not_described_yet_is_no_change(make_job: Any) -> None:
 
 def test_an_engine_under_another_profile_has_another_fingerprint() -> None:
     pool = EnginePool()
-    before = signals_of(pool.job.nodes, "").fingerprint
+    before = signals_of(pool.job.nodes, "", {}).fingerprint
     for node in pool.nodes:
         gpus = {uuid: replace(gpu, policy=PowerPolicy((), ("MAX_Q",))) for uuid, gpu in node.gpus.items()}
         node.gpus_described(node.clocks_mhz, {}, gpus)
-    after = signals_of(pool.job.nodes, "").fingerprint
+    after = signals_of(pool.job.nodes, "", {}).fingerprint
     assert after
     assert after != before
 

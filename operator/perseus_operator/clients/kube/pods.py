@@ -10,6 +10,7 @@ from perseus_operator.nodes.workloads import asks_for_gpu, claims_devices, conta
 from perseus_operator.objects.values import Owner, Pod
 
 _LONGEST_WATTS: Final = 16
+_MOST_DIGITS: Final = 6
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
@@ -35,8 +36,15 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         failure=failure_of(status) if status.get("phase") == "Failed" else "",
         address="" if spec.get("hostNetwork") else status.get("podIP") or "",
         profile=annotations.get(keys.ANNOTATION_PROFILE, ""),
+        group_size=_group_size(annotations),
         power_limit=annotations.get(keys.ANNOTATION_POWER_LIMIT, "")[:_LONGEST_WATTS],
     )
+
+
+def _group_size(annotations: Mapping[str, Any]) -> int:
+    """0: the pod is of no group, or what it says is no number."""
+    written = annotations.get(keys.ANNOTATION_GROUP_SIZE, "")
+    return int(written) if written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS else 0
 
 
 def owner_of(metadata: Mapping[str, Any]) -> Owner | None:

@@ -10,6 +10,7 @@ from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, Pag
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.serving.spec import PoolSpec, Scaling
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork, ReplicaModels
+from perseus_operator.families.serving.features.groups.clocks import LOOK_S, confirmed, worker_clocks
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.features.objective.baseline import REQUESTS, SHARE
@@ -20,6 +21,7 @@ from perseus_operator.jobs.waiting import no_clocks
 from perseus_operator.nodes.actions import Intent
 from perseus_operator.nodes.engines import orders_for
 from perseus_operator.nodes.job_nodes import JobNodes
+from perseus_operator.nodes.node import Node
 from perseus_operator.objects.values import Now
 from perseus_solver.serving import LEAST_WINDOWS, MARGIN
 
@@ -59,16 +61,19 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         return ServingDecision(intent=intent, actions=_capacity(pool, now), wake_at_s=now.monotonic_s + _LOOK_S)
     trying, granted = pool.trying(now.wall_s), pool.granted
     table = None if pool.model.table is None else pool.model.table.under(pool.ceiling_mhz)
-    orders = EngineOrders(limits, table, _clocks(pool, now, trying=trying), _pages(pool, spec))
+    wanted_mhz = _clocks(pool, now, trying=trying)
+    orders = EngineOrders(limits, table, _confirmed(pool, wanted_mhz), _pages(pool, spec))
     resting = resting_clock(granted, pool.job.share)
-    applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, resting)
+    resting_at = worker_clocks(wanted_mhz, pool.signals.replicas, resting)
+    intent = Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders, resting_at=resting_at)
+    applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, intent)
     return ServingDecision(
-        intent=Intent(None, {}, drive=True, waiting=None, resting=resting, orders=orders),
+        intent=intent,
         actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying) + _capacity(pool, now),
         applied=applied and pool.model.table is not None and not pool.inheritance.confirming,
         trying=trying,
         granted=granted,
-        wake_at_s=now.monotonic_s + _LOOK_S,
+        wake_at_s=now.monotonic_s + (LOOK_S if resting_at else _LOOK_S),
     )
 
 
@@ -82,7 +87,16 @@ def _clocks(pool: ServingPool, now: Now, *, trying: bool) -> dict[str, int]:
             clocks_mhz[uid] = pool.trials.clock_mhz
         elif pool.model.table is not None and pool.follows(uid) and uid != back:
             clocks_mhz[uid] = FOLLOW_TABLE
+        if replica.workers and uid in clocks_mhz:
+            clocks_mhz[uid] = pool.group_mhz(replica, clocks_mhz[uid], now.wall_s)
     return {uid: mhz for uid, mhz in clocks_mhz.items() if mhz != DEFAULT_CLOCKS}
+
+
+def _confirmed(pool: ServingPool, wanted_mhz: dict[str, int]) -> dict[str, int]:
+    """What may be ordered by now: a group's leader is lowered once the agents of all its workers hold the clock."""
+    groups = {replica.pod_uid: replica for replica in pool.signals.replicas if replica.workers}
+    nodes = pool.job.nodes
+    return {uid: mhz for uid, mhz in wanted_mhz.items() if uid not in groups or confirmed(groups[uid], mhz, nodes)}
 
 
 def _pages(pool: ServingPool, spec: PoolSpec) -> dict[str, PageAddress]:
@@ -143,13 +157,14 @@ def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:
     return all(node.engines.holds(orders_for(orders, [pod.uid for pod in node.pods])) for node in nodes.occupied)
 
 
-def rests_at(nodes: JobNodes, resting: RestingClock) -> bool:
-    """Whether every agent that has pods of the pool holds their GPUs at this clock at most."""
-    return all(
-        node.resting == resting
-        and (not resting.mhz or (node.clock is not None and node.clock.mhz == resting.mhz and not node.clock.faulty))
-        for node in nodes.occupied
-    )
+def rests_at(nodes: JobNodes, intent: Intent) -> bool:
+    """Whether every agent that has pods of the pool holds their GPUs at the clock of its lease at most."""
+    return all(_rests(node, intent.resting_of(node.name)) for node in nodes.occupied)
+
+
+def _rests(node: Node, resting: RestingClock) -> bool:
+    held = not resting.mhz or (node.clock is not None and node.clock.mhz == resting.mhz and not node.clock.faulty)
+    return node.resting == resting and held
 
 
 def no_limits(pool: ServingPool) -> Explanation:

@@ -65,7 +65,7 @@ class ServingFamily(Family):
 
     def decide(self, now: Now) -> ServingDecision:
         """See ``Family``."""
-        self.pool.looked()
+        self.pool.looked(now.wall_s)
         self.pool.advised(now)
         return decide(self.pool, now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, ServingLimits
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
 from perseus_operator.families.serving.features.advice.advice import Adviser, Situation
@@ -19,6 +19,7 @@ from perseus_operator.families.serving.features.comparison.switchback import (
     switched_back,
 )
 from perseus_operator.families.serving.features.exploration.trials import Missed, Trials, ladder_of
+from perseus_operator.families.serving.features.groups.clocks import Groups, carrying_mhz
 from perseus_operator.families.serving.features.inheritance.inheritance import Inheritance, Stage, StoredWindows
 from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, Model, window_of
 from perseus_operator.families.serving.features.objective.baseline import SHARE as RELATIVE
@@ -31,7 +32,7 @@ from perseus_operator.families.serving.features.power.ceiling import (
     ceilings_of_pool,
 )
 from perseus_operator.families.serving.features.power.demand import Demand
-from perseus_operator.families.serving.features.signals.replicas import Signals, signals_of
+from perseus_operator.families.serving.features.signals.replicas import Replica, Signals, signals_of
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.formatting import counted
@@ -55,6 +56,7 @@ class ServingPool:
         self.trials = Trials()
         self.switchback = Switchback()
         self.demand = Demand()
+        self.groups = Groups()
         self.arrivals = Arrivals()
         self.adviser = Adviser()
         self.claimed: PoolCeilings | None = None
@@ -99,10 +101,10 @@ class ServingPool:
         self._restored = fingerprint, missed, saved
         self._restored_baseline = baseline
 
-    def looked(self) -> None:
+    def looked(self, wall_s: float) -> None:
         """Take in what has changed on the nodes: which replicas there are, and with which clocks they can run."""
-        before = self.signals.fingerprint
-        self.signals = signals_of(self.job.nodes, before)
+        self.groups.looked(self.signals.replicas, self.job.nodes, wall_s)
+        self.signals = signals_of(self.job.nodes, self.signals.fingerprint, self.groups.faults)
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
             self.model, self.inheritance = Model(), Inheritance()
             self.trials, self.switchback, self.baseline = Trials(), Switchback(), Baseline()
@@ -115,6 +117,7 @@ class ServingPool:
                 self.switchback.restored(self._restored[2])
         uids = {pod.uid for node in self.job.nodes.values() for pod in node.pods}
         self.requests.pods_observed(uids)
+        self.groups.pods_observed(uids)
         self.arrivals.pods_observed(uids)
         self.switchback.pods_observed(uids)
         spec = self.spec
@@ -238,6 +241,9 @@ class ServingPool:
             return False
         self.model.requests_seen(window)
         self.demand.window_seen(window, ceiling_mhz, wall_s)
+        if replica.workers and not self.groups.window_seen(replica, window, self.job.nodes, wall_s):
+            self.switchback.interrupted(window.pod_uid)
+            return False
         fitted = window_of(window, replica.highest_mhz)
         limits = self.limits if spec.sets_clocks else None
         if ceiling_mhz == DEFAULT_CLOCKS:
@@ -256,6 +262,19 @@ class ServingPool:
         if left:
             self.model.fit_requested()
         return left
+
+    def group_mhz(self, replica: Replica, mhz: int, wall_s: float) -> int:
+        """The clock of all GPUs of a group over nodes: a clock that is tried, or the least that carries its load.
+
+        Args:
+            replica: the group.
+            mhz: what one replica on one node would be ordered.
+            wall_s: the time.
+        """
+        if mhz == FOLLOW_TABLE:
+            mhz, ceiling_mhz = carrying_mhz(self.model.ceilings, self.demand), self.ceiling_mhz
+            mhz = mhz if ceiling_mhz == DEFAULT_CLOCKS or mhz <= ceiling_mhz else DEFAULT_CLOCKS
+        return self.groups.wanted_mhz(replica, mhz, self.job.nodes, wall_s)
 
     # ------------------------------------------------------------------------------------------------ a stored profile
 

@@ -146,7 +146,10 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     if spec.mode is Mode.CANARY:
         message = "The clock of one replica follows its load; the others run at default clocks."
         return Condition(kind, True, Reason.CANARY, message)
-    message = f"The clocks of {counted(len(pool.signals.replicas), 'replica')} follow their load"
+    replicas = pool.signals.replicas
+    message = f"The clocks of {counted(len(replicas), 'replica')} follow their load"
+    if replicas and replicas[0].workers:
+        message = f"{counted(len(replicas), 'replica')} over nodes hold the clock that their greatest load lately needs"
     share, granted, slowdown = pool.job.share, decision.granted, decision.slowdown
     if share is None or granted is None or slowdown is None:
         return Condition(kind, True, Reason.TABLE_IN_FORCE, f"{message}.")

@@ -113,15 +113,23 @@ def _unsteered(nodes: JobNodes) -> frozenset[str]:
     return frozenset(lost).union(*(node.uncontrollable for node in nodes.values()))
 
 
-def _needed(ceilings: Sequence[Ceiling], each_w: Sequence[float], demand: Demand) -> int:
-    """Return the place of the lowest ceiling under which the present load keeps its limits."""
-    prompts = min(1 + math.ceil(HEADROOM * demand.waiting), ceilings[-1].prompts)
+def carrying(ceilings: Sequence[Ceiling], demand: Demand) -> int | None:
+    """Return the place of the lowest ceiling under which a load as of late, and `HEADROOM`, keeps its limits; None: it
+    keeps them under none.
+    """
+    prompts = min(1 + math.ceil(HEADROOM * demand.waiting), ceilings[-1].prompts) if ceilings else 0
     enough = (
         place
         for place, each in enumerate(ceilings)
         if each.running >= HEADROOM * demand.running and each.prompts >= prompts
     )
-    claimed = next(enough, len(ceilings) - 1)
+    return next(enough, None)
+
+
+def _needed(ceilings: Sequence[Ceiling], each_w: Sequence[float], demand: Demand) -> int:
+    """Return the place of the lowest ceiling under which the present load keeps its limits, as far as believed."""
+    place = carrying(ceilings, demand)
+    claimed = len(ceilings) - 1 if place is None else place
     believed_w = MOST_OF_DRAW * demand.drawn_w()
     return max((place for place in range(claimed + 1) if each_w[place] <= believed_w), default=0)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from perseus_core.units import s_from_us
+from perseus_operator.families.serving.features.groups.members import group_fault, groups_of
 from perseus_operator.nodes.engines import Engine
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.job_nodes import JobNodes
@@ -43,6 +44,7 @@ class Replica:
         fingerprint: digest of all that the time of a step depends on.
         clocks_mhz: that its GPUs support, ascending.
         switch_s: how long a change of the clock takes, median.
+        workers: other pods of its group, whose engines say nothing: the leader's schedules the requests of all.
     """
 
     pod_uid: str
@@ -51,6 +53,7 @@ class Replica:
     fingerprint: str
     clocks_mhz: tuple[int, ...]
     switch_s: float
+    workers: tuple[Pod, ...] = ()
 
     @property
     def highest_mhz(self) -> int:
@@ -64,7 +67,7 @@ class Signals:
 
     Attributes:
         replicas: those that share a table, by the name of their pod.
-        silent: pods without an engine, and what their agents say of it.
+        silent: pods without an engine, but for workers of a group, and what their agents say of it.
         unknown: pods of which the engine is not known well enough, and what is missing.
         different: pods of another fingerprint.
         fingerprint: of the replicas; empty: there are none.
@@ -85,23 +88,30 @@ class Signals:
         return {replica.pod_uid: replica for replica in self.replicas}
 
 
-def signals_of(nodes: JobNodes, before: str) -> Signals:
+def signals_of(nodes: JobNodes, before: str, faults: Mapping[str, str]) -> Signals:
     """Return what the pods on all nodes say.
 
     Args:
         nodes: of the pool.
         before: the fingerprint that counted before; empty: none.
+        faults: why a group cannot have one clock, by the UID of its leader's pod.
     """
     replicas: list[Replica] = []
     silent, unknown = dict[str, str](), dict[str, str]()
+    speaking = {uid: engine for node in nodes.values() for uid, engine in _speaking(node).items()}
+    groups = groups_of(pod for node in nodes.values() for pod in node.pods)
+    led = {pod.uid for others in groups.values() for pod in others}
     for node in nodes.values():
-        engines = {engine.pod_uid: engine for engine in reversed(node.engines.by_process.values())}
         for pod in node.pods:
-            engine = engines.get(pod.uid)
-            if engine is None or any(uuid not in node.gpus for uuid in engine.gpu_uuids):
-                silent[pod.name] = node.engines.faults.get(pod.uid, "")  # its GPUs may be described in a moment
+            if pod.uid not in speaking:
+                if pod.uid not in led:
+                    silent[pod.name] = node.engines.faults.get(pod.uid, "")
                 continue
-            candidate = _replica(node, pod, engine)
+            fault, workers = faults.get(pod.uid, ""), tuple[Pod, ...]()
+            if pod.uid in groups:
+                workers = tuple(other for other in groups[pod.uid] if other.uid not in speaking)
+                fault = fault or group_fault(pod, groups[pod.uid], workers, nodes)
+            candidate = fault or _replica(node, pod, speaking[pod.uid], workers)
             if isinstance(candidate, Replica):
                 replicas.append(candidate)
             else:
@@ -117,7 +127,17 @@ def signals_of(nodes: JobNodes, before: str) -> Signals:
     )
 
 
-def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
+def _speaking(node: Node) -> dict[str, Engine]:
+    """The engine of each pod of a node, by the UID of the pod; without those whose GPUs are not described yet."""
+    engines = {engine.pod_uid: engine for engine in reversed(node.engines.by_process.values())}
+    return {
+        pod.uid: engines[pod.uid]
+        for pod in node.pods
+        if pod.uid in engines and all(uuid in node.gpus for uuid in engines[pod.uid].gpu_uuids)
+    }
+
+
+def _replica(node: Node, pod: Pod, engine: Engine, workers: tuple[Pod, ...]) -> Replica | str:
     """The replica, or what is missing to know it."""
     gpus = [node.gpus[uuid] for uuid in engine.gpu_uuids]
     if not gpus:
@@ -125,12 +145,13 @@ def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
     shared = set.intersection(*(set(node.clocks_mhz.get(uuid, ())) for uuid in engine.gpu_uuids))
     if not shared:
         return "its GPUs support no clock"
+    beside = f" and {len(workers)} pods" if workers else ""
     try:
         fingerprint = Fingerprint(
             model=engine.model,
             engine=engine.name,
             engine_version=engine.version,
-            gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}{_under(gpus)}",
+            gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}{_under(gpus)}{beside}",
             driver_version=", ".join(sorted({gpu.driver for gpu in gpus})),
             parallelism=engine.parallelism or _NOT_SAID,
             flags=engine.flags or _template(pod),
@@ -139,7 +160,8 @@ def _replica(node: Node, pod: Pod, engine: Engine) -> Replica | str:
         return str(error)
     latencies = [s_from_us(gpu.latency.p50_us) if gpu.latency else UNKNOWN_SWITCH_S for gpu in gpus]
     return Replica(pod_uid=engine.pod_uid, pod=pod.name, engine=engine, fingerprint=fingerprint.digest,
-                   clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies))  # fmt: skip
+                   clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies),
+                   workers=workers)  # fmt: skip
 
 
 def _under(gpus: Iterable[Gpu]) -> str:

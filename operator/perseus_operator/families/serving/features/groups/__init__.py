@@ -1,0 +1,1 @@
+"""Replicas of several pods, of which only the leader's engine says what it does."""

@@ -1,0 +1,109 @@
+"""The one clock of all GPUs of a group over nodes.
+
+No agent hears another, so a group does not follow its load ten times a second. It holds one clock, that carries the
+greatest load of the last minutes and a quarter more without a boost. The workers' GPUs have it as the clock of their
+leases. The leader's have it by order, and only while the agents of all workers have confirmed it, so a clock falls for
+the leader last, and in every doubt the leader is at its default clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from perseus_core.leases import RestingClock
+from perseus_core.serving import DEFAULT_CLOCKS
+from perseus_operator.families.serving.features.power.ceiling import carrying
+from perseus_operator.families.serving.features.power.demand import Demand
+from perseus_operator.families.serving.features.signals.replicas import Replica
+from perseus_operator.nodes.engines import EngineWindow
+from perseus_operator.nodes.node import Node
+from perseus_solver.serving import Ceiling
+
+SILENT_S: Final = 3.0
+"""Without a window for so long, a leader is taken for silent: windows are about a second long."""
+_FAULTY_S: Final = 60.0
+"""How long a group has its default clocks after one of its GPUs could not be locked."""
+LOOK_S: Final = 1.0
+"""How often it is looked for silence."""
+
+
+def carrying_mhz(ceilings: Sequence[Ceiling], demand: Demand) -> int:
+    """Return the least clock that carries the present load; `DEFAULT_CLOCKS`: none of them does."""
+    place = carrying(ceilings, demand)
+    return DEFAULT_CLOCKS if place is None else ceilings[place].clock_mhz
+
+
+class Groups:
+    """What is known of the groups of one pool, by the UID of the leader's pod."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, str] = {}
+        """Why a worker's agent does not hold the clock of its lease."""
+        self._again_s: dict[str, float] = {}
+        """When it is tried again."""
+        self._heard_s: dict[str, float] = {}
+        self._agreed_mhz: dict[str, int] = {}
+
+    def looked(self, replicas: Sequence[Replica], nodes: Mapping[str, Node], wall_s: float) -> None:
+        """Agents of workers have said what became of the clocks of their leases."""
+        for uid in [uid for uid, again_s in self._again_s.items() if wall_s >= again_s]:
+            del self.faults[uid], self._again_s[uid]
+        for replica in replicas:
+            for worker in replica.workers:
+                clock = nodes[worker.node].clock if worker.node in nodes else None
+                fault = next((gpu for gpu in clock.gpus if gpu.fault), None) if clock else None
+                if fault is not None:
+                    self._again_s[replica.pod_uid] = wall_s + _FAULTY_S
+                    self.faults[replica.pod_uid] = f"{worker.name}, GPU {fault.uuid or 'unknown'}: {fault.fault}"
+
+    def pods_observed(self, uids: Collection[str]) -> None:
+        """These pods there are now."""
+        self.faults = {uid: fault for uid, fault in self.faults.items() if uid in uids}
+        self._again_s = {uid: again_s for uid, again_s in self._again_s.items() if uid in uids}
+        self._heard_s = {uid: heard_s for uid, heard_s in self._heard_s.items() if uid in uids}
+        self._agreed_mhz = {uid: mhz for uid, mhz in self._agreed_mhz.items() if uid in uids}
+
+    def window_seen(self, replica: Replica, window: EngineWindow, nodes: Mapping[str, Node], wall_s: float) -> bool:
+        """A leader did this; whether all GPUs of its group were at the window's clock all the time.
+
+        A worker's agent confirms a change before or after the leader's, so the window before must agree, too.
+        """
+        uid, before_mhz = replica.pod_uid, self._agreed_mhz.pop(replica.pod_uid, None)
+        self._heard_s[uid] = wall_s
+        if window.changed or not confirmed(replica, window.clock_mhz, nodes):
+            return False
+        self._agreed_mhz[uid] = window.clock_mhz
+        return before_mhz == window.clock_mhz
+
+    def wanted_mhz(self, replica: Replica, mhz: int, nodes: Mapping[str, Node], wall_s: float) -> int:
+        """Return the clock that a group is to have, of the one that is right for its load.
+
+        `DEFAULT_CLOCKS`: its leader is silent, or the agent of a worker holds no lease.
+        """
+        heard = abs(wall_s - self._heard_s.get(replica.pod_uid, wall_s)) <= SILENT_S
+        leased = all(nodes[worker.node].leased_pods is not None for worker in replica.workers)
+        return mhz if heard and leased else DEFAULT_CLOCKS
+
+
+def confirmed(replica: Replica, mhz: int, nodes: Mapping[str, Node]) -> bool:
+    """Whether the agents of all workers hold a clock; `DEFAULT_CLOCKS`: have been told to hold none."""
+    return all(worker.node in nodes and nodes[worker.node].at_clock(mhz) for worker in replica.workers)
+
+
+def worker_clocks(
+    clocks_mhz: Mapping[str, int], replicas: Sequence[Replica], resting: RestingClock
+) -> dict[str, RestingClock]:
+    """Return the clock of each lease that is a worker's, by node.
+
+    Args:
+        clocks_mhz: of each group, by the UID of its leader's pod.
+        replicas: of the pool.
+        resting: what all GPUs of the pool rest at, under a PowerBudget.
+    """
+    clocks: dict[str, RestingClock] = {}
+    for replica in replicas:
+        mhz = clocks_mhz.get(replica.pod_uid, DEFAULT_CLOCKS)
+        if replica.workers and mhz != DEFAULT_CLOCKS:
+            clocks |= {worker.node: RestingClock(mhz, resting.keep_s) for worker in replica.workers}
+    return clocks
