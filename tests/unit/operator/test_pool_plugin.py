@@ -61,6 +61,21 @@ def test_a_pool_without_limits_is_listed_with_those_that_it_proposes(cluster: Cl
     assert "99% of the requests lately kept 812.3ms to the first token and 31ms per token" in text
 
 
+def test_a_pool_with_a_slowdown_has_the_limits_that_follow_from_its_baseline(cluster: Cluster) -> None:
+    relative = pool({"mode": "Enforce", "objective": {"maxSlowdown": "10%"}})
+    cluster.stored_pools = [relative]
+    text = command("serving", "llama")[1]
+    assert "99% of requests take at most 10% longer than at default clocks; these are" in text
+    assert "patch" not in text, "it needs no limits of anybody"
+    relative["status"]["baseline"] = {"timeToFirstToken": "1s", "timePerOutputToken": "40ms"}
+    assert "99.62% (99% in 1.1s)  99.98% (99% in 44ms)" in command("serving")[1]
+    text = command("serving", "llama")[1]
+    assert "99% of requests shall keep 44ms per token; 99.98% did lately" in text
+    assert "; these are" not in text
+    relative["spec"]["role"] = "Decode"
+    assert list(answer("serving", "llama")["summary"]["limits"]) == ["timePerOutputToken"]
+
+
 def test_an_explanation_says_what_holds_each_clock_and_what_is_saved(cluster: Cluster) -> None:
     text = command("serving", "llama")[1]
     assert text.startswith("team/llama: Enforce, TableInForce\n")

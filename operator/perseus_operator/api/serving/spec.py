@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ def seconds(duration: str) -> float:
     """
     number, unit = re.fullmatch(r"([0-9.]+)(ms|s)", duration).groups()  # type: ignore[union-attr]
     return float(number) / (1000.0 if unit == "ms" else 1.0)
+
+
+def duration(value_s: float) -> str:
+    """Return seconds as a duration, rounded up: in milliseconds below one second.
+
+    >>> duration(0.0312), duration(1.5)
+    ('31.2ms', '1.5s')
+    """
+    tenths = math.ceil(10_000 * value_s - 1e-6)
+    return f"{tenths / 10:g}ms" if tenths < 10_000 else f"{math.ceil(100 * value_s - 1e-6) / 100:.6g}s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,10 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     for field, limit in line["limits"].items():
         kept = f"; {limit['kept']} did lately" if "kept" in limit else "; none was counted yet"
         yield "limit", f"{limit['attainment']} of requests shall keep {limit['limit']} {TIMES[field]}{kept}"
-    if not line["limits"]:
+    if slowdown := line.get("maxSlowdown"):
+        first = "" if line["limits"] else "; these are measured first"
+        yield "slowdown", f"99% of requests take at most {slowdown} longer than at default clocks{first}"
+    elif not line["limits"]:
         yield "limit", _proposal(line)
     if engine := status.get("engine"):
         seen = counted(engine["windows"], "window")
@@ -144,7 +147,7 @@ def next_step(pool: Json) -> Json:
     if line["state"] == "NotSeen" or _waits_for_signals(pool):
         return {"says": "It is not as it should be.", "do": f"kubectl perseus doctor sp/{metadata['name']} {where}"}
     patch = f"kubectl patch servingpool {metadata['name']} {where} --type merge -p"
-    if not line["limits"]:
+    if not line["limits"] and "maxSlowdown" not in line:
         return _limits_step(line, patch)
     if line["mode"] in (Mode.OBSERVE, Mode.RECOMMEND):
         says = "It sets no clock. In mode Canary one replica's clock follows its load."

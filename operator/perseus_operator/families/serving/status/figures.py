@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
-from perseus_operator.api.serving.spec import Role, Scaling, seconds
+from perseus_operator.api.serving.spec import Role, Scaling, duration, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
     AdviceStatus,
@@ -106,8 +105,7 @@ def _proposed(lately: Block, role: Role) -> ProposedLimits | None:
 def _duration(value_s: float | None) -> str | None:
     if value_s is None or value_s > 3_600.0:
         return None
-    tenths = math.ceil(10_000 * value_s)  # upwards: what is proposed was kept
-    return f"{tenths / 10:g}ms" if tenths < 10_000 else f"{math.ceil(100 * value_s) / 100:.6g}s"
+    return duration(value_s)  # rounded up: what is proposed was kept
 
 
 def _baseline(pool: ServingPool) -> BaselineStatus | None:

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Final
 
+from perseus_core.units import ratio_from_percent
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode
+from perseus_operator.api.serving.spec import Role, duration, seconds
 from perseus_operator.objects.values import Json
 
 TIMES: Final[Mapping[str, str]] = {"timeToFirstToken": "to the first token", "timePerOutputToken": "per token"}
 """The two times that have a limit, by the name of their field, as what follows a time in a sentence."""
+_NOT_OF: Final[Mapping[str, str]] = {Role.PREFILL: "timePerOutputToken", Role.DECODE: "timeToFirstToken"}
+"""The time that engines of a role do not answer for."""
 _ATTAINMENT: Final = "99%"
 """Of a limit that was stored without one."""
 
@@ -26,8 +30,9 @@ def summary(pool: Mapping[str, Any]) -> Json:
     Returns:
         ``namespace``, ``name``, ``mode``, ``replicas``, ``ready`` (as the condition), ``state``, the reason that says
         most; ``clockMegahertz``, the mean of the replicas in the status, and ``limitedBy``, what held most of them,
-        unless not known; ``limits`` by the field's name, each with ``limit``, ``attainment`` that is asked for and
-        ``kept``, the share that kept it lately; ``savings`` and ``proposedLimits`` of the status, if there are any.
+        unless not known; ``maxSlowdown`` of the spec, if it has one; ``limits`` by the field's name, those that follow
+        from it once there is a baseline, each with ``limit``, ``attainment`` that is asked for and ``kept``, the share
+        that kept it lately; ``savings`` and ``proposedLimits`` of the status, if there are any.
     """
     metadata, status = pool["metadata"], pool.get("status") or {}
     replicas = status.get("replicas") or ()
@@ -43,6 +48,7 @@ def summary(pool: Mapping[str, Any]) -> Json:
         "state": _state(states),
         **({"clockMegahertz": round(fmean(clocks_mhz))} if clocks_mhz else {}),
         **({"limitedBy": max(sorted(held), key=held.__getitem__)} if held else {}),
+        **({"maxSlowdown": slowdown} if (slowdown := _objective(pool).get("maxSlowdown")) else {}),
         "limits": _limits(pool),
         **{name: status[name] for name in ("savings", "proposedLimits") if status.get(name)},
     }
@@ -62,8 +68,24 @@ def _state(states: Mapping[str, Json]) -> str:
     return str((ready if clocks is None or ready["status"] != "True" else clocks)["reason"])
 
 
+def _objective(pool: Mapping[str, Any]) -> Json:
+    objective: Json = (pool.get("spec") or {}).get("objective") or {}
+    return objective
+
+
+def _relative(pool: Mapping[str, Any], slowdown: str) -> Json:
+    """The limits that follow from the stored baseline."""
+    baseline = (pool.get("status") or {}).get("baseline") or {}
+    role = (pool.get("spec") or {}).get("role", Role.MIXED.value)
+    times = [name for name in TIMES if name != _NOT_OF.get(role) and name in baseline]
+    slower = 1.0 + ratio_from_percent(slowdown)
+    return {name: {"limit": duration(slower * seconds(baseline[name]))} for name in times}
+
+
 def _limits(pool: Mapping[str, Any]) -> dict[str, Json]:
-    objective = (pool.get("spec") or {}).get("objective") or {}
+    objective = _objective(pool)
+    if slowdown := objective.get("maxSlowdown"):
+        objective = _relative(pool, slowdown)
     kept = (pool.get("status") or {}).get("attainment") or {}
     return {
         name: {

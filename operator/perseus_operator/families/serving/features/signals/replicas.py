@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from perseus_core.units import s_from_us
-from perseus_operator.families.serving.features.groups.members import group_fault, groups_of
+from perseus_operator.families.serving.features.signals.members import group_fault, groups_of
 from perseus_operator.nodes.engines import Engine
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.job_nodes import JobNodes
