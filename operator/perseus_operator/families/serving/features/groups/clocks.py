@@ -42,7 +42,7 @@ class Groups:
         """Why a worker's agent does not hold the clock of its lease."""
         self._again_s: dict[str, float] = {}
         """When it is tried again."""
-        self._heard_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self._agreed_mhz: dict[str, int] = {}
 
     def looked(self, replicas: Sequence[Replica], nodes: Mapping[str, Node], wall_s: float) -> None:
@@ -61,7 +61,7 @@ class Groups:
         """These pods there are now."""
         self.faults = {uid: fault for uid, fault in self.faults.items() if uid in uids}
         self._again_s = {uid: again_s for uid, again_s in self._again_s.items() if uid in uids}
-        self._heard_s = {uid: heard_s for uid, heard_s in self._heard_s.items() if uid in uids}
+        self._reported_s = {uid: reported_s for uid, reported_s in self._reported_s.items() if uid in uids}
         self._agreed_mhz = {uid: mhz for uid, mhz in self._agreed_mhz.items() if uid in uids}
 
     def window_seen(self, replica: Replica, window: EngineWindow, nodes: Mapping[str, Node], wall_s: float) -> bool:
@@ -70,7 +70,7 @@ class Groups:
         A worker's agent confirms a change before or after the leader's, so the window before must agree, too.
         """
         uid, before_mhz = replica.pod_uid, self._agreed_mhz.pop(replica.pod_uid, None)
-        self._heard_s[uid] = wall_s
+        self._reported_s[uid] = wall_s
         if window.changed or not confirmed(replica, window.clock_mhz, nodes):
             return False
         self._agreed_mhz[uid] = window.clock_mhz
@@ -81,13 +81,13 @@ class Groups:
 
         `DEFAULT_CLOCKS`: its leader is silent, or the agent of a worker holds no lease.
         """
-        heard = abs(wall_s - self._heard_s.get(replica.pod_uid, wall_s)) <= SILENT_S
+        reports = abs(wall_s - self._reported_s.get(replica.pod_uid, wall_s)) <= SILENT_S
         leased = all(nodes[worker.node].leased_pods is not None for worker in replica.workers)
-        return mhz if heard and leased else DEFAULT_CLOCKS
+        return mhz if reports and leased else DEFAULT_CLOCKS
 
 
 def confirmed(replica: Replica, mhz: int, nodes: Mapping[str, Node]) -> bool:
-    """Whether the agents of all workers hold a clock; `DEFAULT_CLOCKS`: have been told to hold none."""
+    """Whether the agents of all workers hold a clock; `DEFAULT_CLOCKS`: have been asked to hold none."""
     return all(worker.node in nodes and nodes[worker.node].at_clock(mhz) for worker in replica.workers)
 
 
