@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,7 @@ def start_engines(
     namespace: str = "default",
     plugin: bool = True,
     burst: Sequence[Request] = (),
+    labels: Mapping[str, str] | None = None,
 ) -> LiveEngines:
     """Start the replicas of a pool: one pod and one process for each.
 
@@ -106,6 +107,7 @@ def start_engines(
         namespace: of the pods.
         plugin: whether the engines tell the agent what they do.
         burst: requests that come to a replica with SIGUSR1.
+        labels: further labels of the pods.
 
     Raises:
         ValueError: the node has too few free GPUs.
@@ -127,8 +129,8 @@ def start_engines(
             write_trace(bursts, burst)
         files = tuple(str(one.path) for one in gpus)
         spec = EngineSpec(files, gpu, model, str(trace), str(results), burst=str(bursts or ""))
-        labels = {"app": name, keys.LABEL_JOB: name}
-        uid = cluster.run_pod(namespace, pod_name, node.name, labels, [])
+        own = {"app": name, keys.LABEL_JOB: name, **(labels or {})}
+        uid = cluster.run_pod(namespace, pod_name, node.name, own, [])
         pod = AdmittedPod(uid, namespace, pod_name, tuple(one.spec.uuid for one in gpus))
         node.kubelet.admit(pod)
         child = cluster.processes.start(

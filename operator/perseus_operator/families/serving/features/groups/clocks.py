@@ -8,6 +8,7 @@ the leader last, and in every doubt the leader is at its default clocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -81,7 +82,7 @@ class Groups:
 
         `DEFAULT_CLOCKS`: its leader is silent, or the agent of a worker holds no lease.
         """
-        reports = abs(wall_s - self._reported_s.get(replica.pod_uid, wall_s)) <= SILENT_S
+        reports = abs(wall_s - self._reported_s.get(replica.pod_uid, -math.inf)) <= SILENT_S
         leased = all(nodes[worker.node].leased_pods is not None for worker in replica.workers)
         return mhz if reports and leased else DEFAULT_CLOCKS
 
