@@ -22,7 +22,7 @@ class Engine:
 
     Attributes:
         pod_uid: of its pod.
-        pid: of the process.
+        pid: of the process; 0: its metrics page is read, since it does not say by itself what it does.
         name: of the engine.
         version: in full.
         model: name and revision of the weights.
@@ -39,6 +39,11 @@ class Engine:
     parallelism: str
     flags: tuple[tuple[str, str], ...] = ()
     gpu_uuids: tuple[str, ...] = ()
+
+    @property
+    def by_page(self) -> bool:
+        """Whether times of its requests are known between the edges of its page's buckets alone."""
+        return self.pid == 0
 
     @property
     def process(self) -> tuple[str, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doubles.engine_pool import EnginePool
+from tests.doubles.engine_pool import OBJECTIVE, EnginePool
 
 from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ServingLimits
 from perseus_operator.api.conditions import Reason
@@ -120,3 +121,21 @@ def test_a_baseline_that_moves_moves_the_limits_and_tries_nothing_again(pool: En
     assert intent.orders is not None
     assert intent.orders.limits == pool.family.pool.limits != limits
     assert intent.orders.table is not None, "a table is made anew at once"
+
+
+def test_of_a_page_no_slowdown_is_known_so_limits_are_proposed() -> None:
+    """Its buckets are wider than any slowdown that one would ask for."""
+    pool = EnginePool(objective=TOKEN)
+    pool.engine = replace(pool.engine, pid=0)
+    for node in pool.nodes:
+        node.engines.by_process.clear()
+    pool.pods(*pool._pods)
+    pool.run(900)
+    assert pool.clocks == [0, 0, 0]
+    said = pool.conditions()["ClocksApplied"]
+    assert said.reason is Reason.NO_LIMITS
+    assert "metrics page of r-0" in said.message
+    assert pool.status()["proposedLimits"].keys() == OBJECTIVE.keys()
+    pool.edit(objective=OBJECTIVE)
+    pool.run(100)
+    assert any(pool.clocks), "whether limits are kept is known at the edges of its buckets"

@@ -72,6 +72,12 @@ def test_a_pool_with_a_slowdown_has_the_limits_that_follow_from_its_baseline(clu
     text = command("serving", "llama")[1]
     assert "99% of requests shall keep 44ms per token; 99.98% did lately" in text
     assert "; these are" not in text
+    by_page = pool({"mode": "Enforce", "objective": {"maxSlowdown": "20%"}})
+    by_page["status"]["proposedLimits"] = {"timePerOutputToken": "25ms"}
+    cluster.stored_pools = [by_page]
+    patch = json.loads(answer("serving", "llama")["next"]["do"].partition(" -p ")[2].strip("'"))
+    assert patch == {"spec": {"objective": {"timePerOutputToken": {"limit": "25ms"}, "maxSlowdown": None}}}
+    cluster.stored_pools = [relative]
     relative["spec"]["role"] = "Decode"
     assert list(answer("serving", "llama")["summary"]["limits"]) == ["timePerOutputToken"]
 

@@ -169,7 +169,14 @@ def _rests(node: Node, resting: RestingClock) -> bool:
 
 def no_limits(pool: ServingPool) -> Explanation:
     """Why no clock is set without a limit, or before there is one."""
-    if pool.spec is not None and pool.spec.objective.max_slowdown is not None:
+    slowdown = None if pool.spec is None else pool.spec.objective.max_slowdown
+    if slowdown is not None and pool.by_page:
+        message = (
+            f"The buckets of the metrics page of {pool.by_page} are too wide for a slowdown of {slowdown}: no clock"
+        )
+        message += " is set. Install the plugin, or set limits; status.proposedLimits has limits to begin with."
+        return Explanation(Reason.NO_LIMITS, message)
+    if slowdown is not None:
         message = f"{pool.baseline.counted} of {REQUESTS:,} requests have ended at default clocks, for the baseline."
         return Explanation(Reason.MEASURING_BASELINE, message)
     message = "spec.objective has no limit: no clock is set. status.proposedLimits has limits to begin with."

@@ -80,8 +80,15 @@ class ServingPool:
         slowdown = None if spec is None else spec.max_slowdown_ratio
         if spec is None or slowdown is None:
             return None if spec is None else spec.limits
+        if self.by_page:
+            return None
         first_token, per_token = spec.role is not Role.DECODE, spec.role is not Role.PREFILL
         return self.baseline.limits(slowdown, first_token=first_token, per_token=per_token)
+
+    @property
+    def by_page(self) -> str:
+        """A replica whose page is read: a share of its times is less than the width of its buckets; empty: none is."""
+        return next((replica.pod for replica in self.signals.replicas if replica.engine.by_page), "")
 
     def restored(
         self,

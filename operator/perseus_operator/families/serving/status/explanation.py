@@ -92,7 +92,8 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     for field, limit in line["limits"].items():
         kept = f"; {limit['kept']} did lately" if "kept" in limit else "; none was counted yet"
         yield "limit", f"{limit['attainment']} of requests shall keep {limit['limit']} {TIMES[field]}{kept}"
-    if slowdown := line.get("maxSlowdown"):
+    slowdown, proposes = line.get("maxSlowdown"), "proposedLimits" in line
+    if slowdown and not proposes:
         first = "" if line["limits"] else "; these are measured first"
         yield "slowdown", f"99% of requests take at most {slowdown} longer than at default clocks{first}"
     elif not line["limits"]:
@@ -147,7 +148,7 @@ def next_step(pool: Json) -> Json:
     if line["state"] == "NotSeen" or _waits_for_signals(pool):
         return {"says": "It is not as it should be.", "do": f"kubectl perseus doctor sp/{metadata['name']} {where}"}
     patch = f"kubectl patch servingpool {metadata['name']} {where} --type merge -p"
-    if not line["limits"] and "maxSlowdown" not in line:
+    if not line["limits"] and ("maxSlowdown" not in line or "proposedLimits" in line):
         return _limits_step(line, patch)
     if line["mode"] in (Mode.OBSERVE, Mode.RECOMMEND):
         says = "It sets no clock. In mode Canary one replica's clock follows its load."
@@ -171,7 +172,9 @@ def _limits_step(line: Json, patch: str) -> Json:
     proposed = line.get("proposedLimits")
     if not proposed:
         return {"says": "Wait for requests: limits are proposed then. Or set spec.objective to what you promised."}
-    objective = {field: {"limit": proposed[field]} for field in TIMES if field in proposed}
+    objective: Json = {field: {"limit": proposed[field]} for field in TIMES if field in proposed}
+    if "maxSlowdown" in line:
+        objective["maxSlowdown"] = None  # a merge patch removes it
     says = "Without limits no clock is set. Give it what you promised, or a little more than what was kept lately:"
     return {"says": says, "do": f"{patch} {_patch({'objective': objective})}"}
 

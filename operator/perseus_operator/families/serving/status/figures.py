@@ -8,7 +8,7 @@ from typing import Any
 
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
-from perseus_operator.api.serving.spec import Role, Scaling, duration, seconds
+from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling, duration, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
     AdviceStatus,
@@ -54,7 +54,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         replicas=_replicas(pool, limits) if replicas else None,
         replica_count=len(replicas),
         attainment=None if limits is None or not lately.requests else _attainment(lately, limits),
-        proposed_limits=_proposed(lately, spec.role) if spec is not None and not spec.limited else None,
+        proposed_limits=_proposed(lately, spec.role) if spec is not None and _proposes(pool, spec) else None,
         baseline=_baseline(pool) if spec is not None and spec.objective.max_slowdown is not None else None,
         advice=_advice(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
         canary=_canary(pool) if decision.trying else None,
@@ -91,6 +91,11 @@ def _attainment(lately: Block, limits: ServingLimits) -> AttainmentStatus:
         time_to_first_token=None if first is None else percent(first),
         time_per_output_token=None if token is None else percent(token),
     )
+
+
+def _proposes(pool: ServingPool, spec: PoolSpec) -> bool:
+    """Whether limits are proposed: there are none, and none will follow from a slowdown."""
+    return not spec.limited or (spec.objective.max_slowdown is not None and bool(pool.by_page))
 
 
 def _proposed(lately: Block, role: Role) -> ProposedLimits | None:
