@@ -169,15 +169,16 @@ def test_the_operator_serves_what_the_api_server_calls(render: Render) -> None:
     assert {"ports": [{"port": "webhook", "protocol": "TCP"}]} in ingress
 
 
-SERVING = {"mode": "Enforce", "objective": {"timePerOutputToken": {"limit": "50ms"}}}
+LIMITS = {"mode": "Canary", "objective": {"maxSlowdown": None, "timePerOutputToken": {"limit": "50ms"}}}
+OBSERVED = {"mode": "Observe", "objective": None}
 
 
 @pytest.mark.parametrize(
     ("serving", "mode", "sets_clocks"),
-    [({}, Mode.CANARY, False), (SERVING, Mode.ENFORCE, True), (None, None, False)],
-    ids=["as it is", "with limits", "left out"],
+    [({}, Mode.ENFORCE, True), (LIMITS, Mode.CANARY, True), (OBSERVED, Mode.OBSERVE, False), (None, None, False)],
+    ids=["as it is", "with limits", "observed", "left out"],
 )
-def test_the_class_of_the_chart_serves_and_sets_no_clock_without_limits(
+def test_the_class_of_the_chart_serves_unless_its_values_say_otherwise(
     render: Render, serving: Any, mode: Mode | None, sets_clocks: bool
 ) -> None:
     values = {"webhook": {"enabled": True}, "energyClass": {"spec": {"serving": serving}}}
