@@ -57,7 +57,7 @@ class _Page:
             try:
                 page = read_page(self._source.fetch())
                 self._writer.write(page)
-                answer, pause_s = link.PageFound(self._order.key, page.engine, page.model), INTERVAL_S
+                answer, pause_s = link.PageFound(self._order.key, page.engine, page.model, role=page.role), INTERVAL_S
             except BadPage as error:
                 answer, pause_s = link.PageFound(self._order.key, fault=_printable(str(error))), _AGAIN_S
             if answer != self._said:

@@ -43,6 +43,7 @@ class EnginePage:
         first_tokens: histogram of the time to the first token.
         tokens: histogram of the mean time between the tokens of a request.
         gaps: histogram of each time between two tokens; empty: ``tokens`` must do.
+        role: label that says ``prefill`` or ``decode`` of an engine that does that alone; empty: there is none.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class EnginePage:
     first_tokens: str
     tokens: str
     gaps: str
+    role: str = ""
 
 
 ENGINES: Final = (
@@ -101,6 +103,7 @@ ENGINES: Final = (
         first_tokens="sglang:time_to_first_token_seconds",
         tokens="sglang:request_time_per_output_token_seconds",
         gaps="sglang:inter_token_latency_seconds",
+        role="engine_type",
     ),
     EnginePage(
         engine="tensorrt-llm",
@@ -119,6 +122,7 @@ ENGINES: Final = (
 )
 """Engines whose pages are read. TGI is not among them: it shows no time to the first token."""
 _LONGEST_MODEL: Final = 200
+_ROLES: Final = ("prefill", "decode")
 _KNOWN: Final = ", ".join(sorted({names.engine.partition(" ")[0] for names in ENGINES}))
 
 
@@ -159,6 +163,8 @@ class PageReading:
     first_tokens: Histogram
     tokens: Histogram
     gaps: Histogram
+    role: str = ""
+    """``prefill`` or ``decode``, if it does that alone."""
 
 
 def read_page(page: bytes) -> PageReading:
@@ -174,8 +180,13 @@ def read_page(page: bytes) -> PageReading:
     if names is None:
         raise BadPage(f"the page is of no engine that is known ({_KNOWN})")
     families = _families(page, names)
-    for wanted in (names.waiting, names.running, names.kv_share, names.first_tokens, names.tokens):
+    for wanted in (names.waiting, names.running, names.kv_share):
         if wanted not in families:
+            raise BadPage(f"{names.engine}: the page does not show {wanted}")
+    role = _role(families[names.running], names.role)
+    # An engine that does one part alone may never show the other's time.
+    for wanted, absent in ((names.first_tokens, "decode"), (names.tokens, "prefill")):
+        if wanted not in families and role != absent:
             raise BadPage(f"{names.engine}: the page does not show {wanted}")
     prompt_tokens, cached_tokens = _number(families, names.prompt_tokens), _number(families, names.cached_tokens)
     return PageReading(
@@ -190,6 +201,7 @@ def read_page(page: bytes) -> PageReading:
         first_tokens=_histogram(families, names.first_tokens),
         tokens=_histogram(families, names.tokens),
         gaps=_histogram(families, names.gaps or names.tokens),
+        role=role,
     )
 
 
@@ -199,7 +211,7 @@ _Samples = list[tuple[str, str, float]]
 
 def _families(page: bytes, names: EnginePage) -> dict[str, _Samples]:
     """The samples of the families that are read."""
-    wanted = {name for place, name in asdict(names).items() if place not in ("engine", "marker") and name}
+    wanted = {name for place, name in asdict(names).items() if place not in ("engine", "marker", "role") and name}
     by_family: dict[str, list[tuple[str, str]]] = {}
     for one in wanted:
         family, _, label = one.partition("{")
@@ -245,6 +257,11 @@ def _model(samples: _Samples) -> str:
         if model and model.isprintable():
             return model[:_LONGEST_MODEL]
     return ""
+
+
+def _role(samples: _Samples, label: str) -> str:
+    said = {labels.partition(f'{label}="')[2].partition('"')[0] for _, labels, _ in samples} if label else set()
+    return next((role for role in _ROLES if said == {role}), "")
 
 
 def _value(text: str, name: str) -> float:

@@ -9,6 +9,8 @@ What vLLM counts and what is meant here are not the same:
 - A request that runs and had no output in a step has a part of its prompt computed: it is prefilling.
 - Prompt tokens are those that were computed: not those that the prefix cache or another engine had.
 - A step takes the time since the one before it, if there was something to do in between.
+- A request that vLLM defers waits for keys and values of another engine, where there is a connector for them; no clock
+  makes it come sooner, so it is not one of those that wait.
 - With speculative decoding a request has several tokens of one step: its time between tokens is the mean that vLLM
   takes when it ends, and not a step's.
 """
@@ -54,6 +56,7 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
         self._stepped_s = 0.0
         self._load = (0, 0, 0, 0.0)
         self._cached_tokens = 0
+        self._receives = getattr(getattr(vllm_config, "kv_transfer_config", None), "kv_connector", None) is not None
         path = os.environ.get(ENV_SOCKET)
         if not path:
             return
@@ -117,7 +120,8 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             # alone, vLLM gives no statistics.
             prefilling = max(0, all_running - outputs)
             running = all_running - prefilling
-            waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
+            deferred = 0 if self._receives else getattr(scheduler, "num_skipped_waiting_reqs", 0)
+            waiting = scheduler.num_waiting_reqs + deferred
             kv_share = scheduler.kv_cache_usage
             self._load = waiting, prefilling, running, kv_share
         session.step(

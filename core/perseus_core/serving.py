@@ -20,6 +20,8 @@ MOST_SEQUENCES: Final = 65_536
 """No engine runs more sequences at once; a sample that says so is not believed."""
 MOST_SHARES: Final = 1024
 """Requests that got their first token, or ended, between two samples: vLLM's default runs at most as many at once."""
+ROLE_FLAG: Final = "disaggregation_mode"
+"""Among an engine's flags: ``prefill`` or ``decode``, if it does that alone; so SGLang calls it."""
 MOST_EDGES: Final = 64
 """Edges of a table in one direction."""
 
@@ -205,6 +207,15 @@ class ServingLimits:
                 raise ValueError(f"{name} must be from 0.001 to 3600")
         if not 0.0 < self.attainment < 1.0:
             raise ValueError("attainment must be above 0 and below 1")
+
+    def of(self, *, first_token: bool, per_token: bool) -> ServingLimits | None:
+        """Return those of the times that an engine has; None: there are none."""
+        kept = replace(
+            self,
+            first_token_s=self.first_token_s if first_token else None,
+            per_token_s=self.per_token_s if per_token else None,
+        )
+        return None if kept.first_token_s is None and kept.per_token_s is None else kept
 
 
 FOLLOW_TABLE: Final = -1

@@ -61,12 +61,14 @@ class PageFound:
         engine: whose page it is; empty: nothing can be read there now.
         model: that the page names; empty: none.
         fault: why nothing can be read; empty: something is.
+        role: ``prefill`` or ``decode``, if the engine does that alone; empty: it does not say so.
     """
 
     key: int
     engine: str = ""
     model: str = ""
     fault: str = ""
+    role: str = ""
 
     def __post_init__(self) -> None:
         _check_key(self.key)
@@ -74,6 +76,8 @@ class PageFound:
             text = getattr(self, name)
             if not isinstance(text, str) or len(text) > MAX_TEXT or not text.isprintable():
                 raise ChannelError(f"{name}: must be at most {MAX_TEXT} printable characters")
+        if self.role not in ("", "prefill", "decode"):
+            raise ChannelError("role: must be prefill, decode or empty")
         if bool(self.engine) == bool(self.fault):
             raise ChannelError("engine: must be given where fault is not")
 

@@ -163,7 +163,7 @@ def _compared(law: Served, default: Served, run: int, back: list[list[bool]]) ->
                 energy_mj=round(1000 * served.joules[number, run, replica]),
                 generated_tokens=round(served.tokens[number, run, replica]),
             )
-            switchback.window_seen(window, default=at_default, wall_s=wall_s)
+            switchback.window_seen(window, window.generated_tokens, default=at_default, wall_s=wall_s)
         if len(switchback.comparisons) > len(found.comparisons):
             found.comparisons[:] = switchback.comparisons
             saved = 1.0 - law.token_j(number, run) / default.token_j(number, run)

@@ -22,7 +22,7 @@ from perseus_agent.node.processes import ServingSession, Session
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.serving.law import LawSettings
 from perseus_agent.serving.totals import EngineTotals
-from perseus_core.serving import PageAddress
+from perseus_core.serving import ROLE_FLAG, PageAddress
 from perseus_proto import reader_link as link
 from perseus_proto.engine_channel import EngineReader
 from perseus_proto.engine_hello import EngineHello
@@ -169,7 +169,8 @@ class PageLink:
             self._admit(page, answer)
 
     def _admit(self, page: _Page, answer: link.PageFound) -> None:
-        hello = EngineHello(answer.engine, _UNKNOWN, answer.model or _UNKNOWN, "")
+        flags = ((ROLE_FLAG, answer.role),) if answer.role else ()
+        hello = EngineHello(answer.engine, _UNKNOWN, answer.model or _UNKNOWN, "", flags)
         peer = Peer(0, 0, 0, PodProcess(page.pod_uid, None), None)
         session = PageSession(peer, hello, page.memory, lambda: None)
         try:

@@ -131,7 +131,7 @@ def _every_load(machine: Machine, clock_mhz: int) -> Iterator[Window]:
             for prompt_tokens in (0, _CHUNK_TOKENS):
                 step = Step(running, kv_tokens, prompt_tokens, prompt_tokens**2 / 2, int(prompt_tokens > 0))
                 seconds = machine.seconds(costs, step)
-                yield _window(clock_mhz, [(step, seconds, machine.joules(costs, step, seconds))])
+                yield window_of_steps(clock_mhz, [(step, seconds, machine.joules(costs, step, seconds))])
 
 
 class Recording(Machine):
@@ -165,11 +165,12 @@ def windows_of(clock_mhz: int, steps: Iterable[tuple[Step, float, float]]) -> It
     for one in steps:
         window.append(one)
         if sum(seconds for _, seconds, _ in window) >= WINDOW_S:
-            yield _window(clock_mhz, window)
+            yield window_of_steps(clock_mhz, window)
             window = []
 
 
-def _window(clock_mhz: int, steps: Sequence[tuple[Step, float, float]]) -> Window:
+def window_of_steps(clock_mhz: int, steps: Sequence[tuple[Step, float, float]]) -> Window:
+    """Return the window of steps at one clock, each with its seconds and joules."""
     plain = [seconds for step, seconds, _ in steps if not step.prompt_tokens]
     prompt = [seconds for step, seconds, _ in steps if step.prompt_tokens]
     total_s = sum(plain) + sum(prompt)

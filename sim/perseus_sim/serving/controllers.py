@@ -11,7 +11,7 @@ from collections import deque
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
 from perseus_core.serving import DEFAULT_CLOCKS, ClockTable, EngineSample
-from perseus_sim.serving.engine import Engine
+from perseus_sim.serving.engine import Engine, Load
 from perseus_sim.serving.fleet import Asked
 from perseus_sim.serving.machine import Machine, Step
 from perseus_sim.serving.objective import Objective
@@ -43,9 +43,13 @@ class Law:
         self._machine = machine
         self._started = self._ended = 0
 
+    def said(self, now_s: float, engine: Engine) -> Load:  # noqa: ARG002  # others say more
+        """Return what the engine says."""
+        return engine.load
+
     def decide(self, now_s: float, engine: Engine) -> Asked:
         """Give the law a sample and return its clock."""
-        load, objective = engine.load, self._objective
+        load, objective = self.said(now_s, engine), self._objective
         started, ended = engine.started[self._started :], engine.finished[self._ended :]
         self._started += len(started)
         self._ended += len(ended)

@@ -2,9 +2,10 @@
 
 Windows, each about a second of one engine at one clock, come in (`Window`). `fit` finds the models of time and energy
 that explain them, with intervals, or says that none does. `clock_table` makes the table that the agent's law reads,
-with a certificate that `check` confirms; `ceilings` says what a replica carries while its clock may not go above one.
-`Exploration` says which clock a canary tries next, so that there are windows at several clocks; `Fingerprint` says for
-which other replicas they count, and `compare` whether they do.
+with a certificate that `check` confirms, and `prompt_table` that of engines which compute prompts alone; `ceilings`
+says what a replica carries while its clock may not go above one. `Exploration` says which clock a canary tries next, so
+that there are windows at several clocks; `Fingerprint` says for which other replicas they count, and `compare` whether
+they do.
 
 Package `planner` says which replicas serve tomorrow, from these models and a forecast. All of it is pure, and nothing
 is shared with the planning of training.
@@ -16,7 +17,15 @@ from perseus_solver.serving.exploration import SHARE, Attempt, Exploration, Sigh
 from perseus_solver.serving.fingerprint import Fingerprint, step_flags
 from perseus_solver.serving.fit import LEAST_WINDOWS, Agreement, FitResult, Seen, Verdict, compare, fit
 from perseus_solver.serving.model import StepModel, StepModels, WattModel
-from perseus_solver.serving.table import MARGIN, Bound, Certificate, TableRequest, TableResult, clock_table
+from perseus_solver.serving.table import (
+    MARGIN,
+    Bound,
+    Certificate,
+    TableRequest,
+    TableResult,
+    clock_table,
+    prompt_table,
+)
 from perseus_solver.serving.window_csv import windows_from_csv, windows_to_csv
 from perseus_solver.serving.windows import Window
 
@@ -48,6 +57,7 @@ __all__ = [
     "clock_table",
     "compare",
     "fit",
+    "prompt_table",
     "step_flags",
     "windows_from_csv",
     "windows_needed",

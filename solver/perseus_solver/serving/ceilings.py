@@ -110,5 +110,7 @@ def ceilings(request: TableRequest, mix: Mix) -> tuple[Ceiling, ...]:
 
 
 def _prompts(request: TableRequest, mhz: int) -> int:
+    if request.first_token_s is None:
+        return PROMPTS
     allowed_s = PROMPT_SHARE * request.first_token_s
     return sum(prompts_s(request, mhz, prompts) <= allowed_s for prompts in range(1, PROMPTS + 1))

@@ -125,7 +125,7 @@ class _Cell:
     def _prompt(self) -> float:
         """The clock that one prompt needs where boosts are late; 0 where they are not."""
         request = self._request
-        if request.switch_s <= PROMPT_SHARE * request.first_token_s / 2:
+        if request.first_token_s is None or request.switch_s <= PROMPT_SHARE * request.first_token_s / 2:
             return 0.0
         return _needed_mhz(request, 1) or math.inf
 
@@ -166,6 +166,9 @@ def seconds(model: StepModel, mhz: float, running: float, kv_tokens: float, prom
 
 
 def _wrong_boosts(request: TableRequest, boosts_mhz: tuple[int, ...]) -> str | None:
+    if request.first_token_s is None:  # nobody waits for a first token
+        lowest = (next(iter(request.usable_mhz), _DEFAULT),)
+        return None if boosts_mhz == lowest else f"boost_mhz is {boosts_mhz}, not {lowest}"
     if len(boosts_mhz) != PROMPTS:
         return f"boost_mhz has {len(boosts_mhz)} clocks, not {PROMPTS}"
     for prompts, mhz in enumerate(boosts_mhz, start=1):
@@ -177,6 +180,7 @@ def _wrong_boosts(request: TableRequest, boosts_mhz: tuple[int, ...]) -> str | N
 
 def _needed_mhz(request: TableRequest, prompts: int) -> int:
     """The least clock at which so many prompts are in time, or get no faster."""
+    assert request.first_token_s is not None
     enough = (
         mhz
         for mhz in request.usable_mhz

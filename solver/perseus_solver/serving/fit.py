@@ -3,8 +3,9 @@
 How much rows scatter is taken from those of one cell, which have about the same clock and load; steps with prompts, of
 which the lengths differ, scatter more and count less. Where cells differ from the model by more than that, all
 intervals grow by as much. Where a cell without prompts is off by more than `RELEVANT`, and beyond chance, the model
-does not explain this engine, and no table may be made from it. A row that is far from the others of its cell (a pause
-of the process, a preemption) does not count; a whole cell always does.
+does not explain this engine, and no table may be made from it. Of an engine that computes prompts alone, the cells with
+prompts are judged in their place. A row that is far from the others of its cell (a pause of the process, a preemption)
+does not count; a whole cell always does.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ Flags = npt.NDArray[np.bool_]
 
 RELEVANT: Final = 0.05
 """A cell that is off by more matters: a quarter of the margin that tables leave below the limit."""
+RELEVANT_PROMPTS: Final = 0.1
+"""The same of a cell with prompts, where those are judged: a fifth of what boosts leave below the limit."""
 LEAST_WINDOWS: Final = 30
 """Five for each linear parameter."""
 LEAST_CLOCKS: Final = 3
 """A knee needs a clock above, one below and one more that says how much slower."""
 LEAST_RANGE: Final = 2.0
-"""The largest load over the least: of either sequences or tokens in memory."""
+"""The largest load over the least: of either sequences or tokens in memory, or of prompts' tokens in a step."""
 _LEAST_SCATTER: Final = 0.002
 """Means over a second are not known better."""
 _OUTLIER: Final = 5.0
@@ -58,7 +61,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The range that steps without prompts cover; beyond it nothing was measured."""
+    """The range that the steps which are judged cover; beyond it nothing was measured."""
 
     lowest_mhz: int
     most_running: float
@@ -89,8 +92,9 @@ class FitResult:
         missing: of what there is too little; empty but for `Verdict.TOO_FEW`.
         models: of times; None: too few windows.
         watts: of energy; None: too few windows, or too few with watts.
-        seen: the range that they cover; None: no step without prompts.
+        seen: the range that they cover; None: no step of the kind that is judged.
         worst: the cell that differs most from the model; None: none has enough rows to be judged.
+        prompts: steps with prompts were judged, of an engine that makes no others.
     """
 
     verdict: Verdict
@@ -103,6 +107,7 @@ class FitResult:
     watts: WattModel | None = None
     seen: Seen | None = None
     worst: Cell | None = None
+    prompts: bool = False
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -118,13 +123,16 @@ class FitResult:
         return intervals
 
 
-def fit(windows: Sequence[Window], highest_mhz: int, least_clocks: int = LEAST_CLOCKS) -> FitResult:
+def fit(
+    windows: Sequence[Window], highest_mhz: int, least_clocks: int = LEAST_CLOCKS, *, prompts: bool = False
+) -> FitResult:
     """Fit.
 
     Args:
         windows: at most `MOST_WINDOWS`, in any order, of engines of one fingerprint.
         highest_mhz: the GPU's highest clock.
         least_clocks: how many clocks must have been seen; with fewer than three the models hold at these alone.
+        prompts: the engines compute prompts alone, so that steps with prompts are judged.
 
     Returns:
         What they say. Windows that no model explains are no error, and neither are too few.
@@ -134,10 +142,10 @@ def fit(windows: Sequence[Window], highest_mhz: int, least_clocks: int = LEAST_C
     """
     columns = Columns(windows, highest_mhz)
     if not windows:
-        return FitResult(Verdict.TOO_FEW, 0, missing=(f"windows: 0 of {LEAST_WINDOWS}",))
-    missing, seen = _missing(columns, least_clocks), _seen(columns)
+        return FitResult(Verdict.TOO_FEW, 0, missing=(f"windows: 0 of {LEAST_WINDOWS}",), prompts=prompts)
+    missing, seen = _missing(columns, least_clocks, prompts=prompts), _seen(columns, prompts=prompts)
     if missing:
-        return FitResult(Verdict.TOO_FEW, len(windows), missing=missing, seen=seen)
+        return FitResult(Verdict.TOO_FEW, len(windows), missing=missing, seen=seen, prompts=prompts)
     cells, kinds = columns.cells(), (columns.prompt_tokens > 0.0).astype(np.intp)
     search = Search(columns, np.full(len(cells), _LEAST_SCATTER**2))
     for _ in range(_ROUNDS):
@@ -146,19 +154,22 @@ def fit(windows: Sequence[Window], highest_mhz: int, least_clocks: int = LEAST_C
         scatter = _scatter(errors, cells, kinds, counted)
         search.again(np.where(counted, scatter[kinds] ** 2, np.inf))
     errors = search.errors()
-    judged = _judged(columns, errors, cells, counted & (kinds == 0))
-    used = errors[counted & (kinds == 0)]
-    models = StepModels(search.best, search.draws(_disagreement(judged, float(scatter[0]))))
+    kind = int(prompts)
+    of_kind = counted & (kinds == kind)
+    judged, used, spread = _judged(columns, errors, cells, of_kind), errors[of_kind], float(scatter[kind])
+    models = StepModels(search.best, search.draws(_disagreement(judged, spread)))
+    off = _off_beyond_chance(judged, spread, RELEVANT_PROMPTS if prompts else RELEVANT)
     return FitResult(
-        verdict=Verdict.NOT_EXPLAINED if _off_beyond_chance(judged, float(scatter[0])) else Verdict.EXPLAINED,
+        verdict=Verdict.NOT_EXPLAINED if off else Verdict.EXPLAINED,
         windows=len(windows),
         outliers=int((~counted).sum()),
-        scatter=float(scatter[0]),
+        scatter=spread,
         residual=float(np.sqrt(np.mean(used**2))),
         models=models,
         watts=fit_watts(windows, search.best),
         seen=seen,
         worst=max(judged, key=lambda cell: abs(cell.off), default=None),
+        prompts=prompts,
     )
 
 
@@ -167,7 +178,7 @@ class Agreement:
     """Windows that a fit has not seen, beside what it says of them.
 
     Attributes:
-        rows: steps of a window, without prompts, that cells of several have; the others say nothing.
+        rows: steps of a window, of the kind that is judged, that cells of several have; the others say nothing.
         worst: the cell that differs most; None: there is none of several rows.
         agrees: no cell is off by more than `RELEVANT`, and beyond chance.
     """
@@ -199,36 +210,39 @@ def compare(result: FitResult, windows: Sequence[Window]) -> Agreement:
     errors, cells = columns.errors(best), columns.cells()
     kinds = (columns.prompt_tokens > 0.0).astype(np.intp)
     counted = _counted(errors, cells, kinds)
-    judged = _judged(columns, errors, cells, counted & (kinds == 0))
-    scatter = max(result.residual, float(_scatter(errors, cells, kinds, counted)[0]))
+    kind = int(result.prompts)
+    judged = _judged(columns, errors, cells, counted & (kinds == kind))
+    scatter = max(result.residual, float(_scatter(errors, cells, kinds, counted)[kind]))
     return Agreement(
         sum(cell.rows for cell in judged),
         max(judged, key=lambda cell: abs(cell.off), default=None),
-        agrees=not _off_beyond_chance(judged, scatter),
+        agrees=not _off_beyond_chance(judged, scatter, RELEVANT_PROMPTS if result.prompts else RELEVANT),
     )
 
 
-def _missing(columns: Columns, least_clocks: int) -> tuple[str, ...]:
-    """What there is too little of, counted in steps without prompts, which tables are about."""
-    plain = columns.prompt_tokens == 0.0
-    if plain.sum() < LEAST_WINDOWS:
-        return (f"windows with steps that compute no prompt: {plain.sum()} of {LEAST_WINDOWS}",)
+def _missing(columns: Columns, least_clocks: int, *, prompts: bool) -> tuple[str, ...]:
+    """What there is too little of, counted in steps of the kind that is judged, which tables are about."""
+    judged = (columns.prompt_tokens > 0.0) == prompts
+    if judged.sum() < LEAST_WINDOWS:
+        kind = "prompts" if prompts else "no prompt"
+        return (f"windows with steps that compute {kind}: {judged.sum()} of {LEAST_WINDOWS}",)
     missing = []
-    clocks = len(np.unique(columns.in_force_mhz[plain]))
+    clocks = len(np.unique(columns.in_force_mhz[judged]))
     if clocks < least_clocks:
         missing.append(f"clocks: {clocks} of {least_clocks}")
-    ends = [np.quantile(load[plain], (0.05, 0.95)) for load in (columns.running, columns.kv_tokens)]
+    loads = (columns.prompt_tokens,) if prompts else (columns.running, columns.kv_tokens)
+    ends = [np.quantile(load[judged], (0.05, 0.95)) for load in loads]
     wide = max(float(high / max(low, 1.0)) for low, high in ends)
     if wide < LEAST_RANGE:
         missing.append(f"loads: the most is {max(wide, 1.0):.2f} times the least, of {LEAST_RANGE:g} times")
     return tuple(missing)
 
 
-def _seen(columns: Columns) -> Seen | None:
-    plain = columns.prompt_tokens == 0.0
-    if not plain.any():
+def _seen(columns: Columns, *, prompts: bool) -> Seen | None:
+    judged = (columns.prompt_tokens > 0.0) == prompts
+    if not judged.any():
         return None
-    clocks_mhz, running, kv_tokens = columns.in_force_mhz[plain], columns.running[plain], columns.kv_tokens[plain]
+    clocks_mhz, running, kv_tokens = columns.in_force_mhz[judged], columns.running[judged], columns.kv_tokens[judged]
     return Seen(int(clocks_mhz.min()), float(running.max()), float(kv_tokens.max()))
 
 
@@ -291,10 +305,10 @@ def _disagreement(judged: Sequence[Cell], scatter: float) -> float:
     return max(1.0, math.sqrt(squares / max(len(judged) - PARAMETERS, len(judged) / 2)))
 
 
-def _off_beyond_chance(judged: Sequence[Cell], scatter: float) -> bool:
+def _off_beyond_chance(judged: Sequence[Cell], scatter: float, relevant: float) -> bool:
     if not judged:
         return False
     sigmas = NormalDist().inv_cdf(1.0 - _CHANCE / 2.0 / len(judged))
     # The scatter is an estimate, too: Student's quantile, to first order.
     sigmas *= 1.0 + (sigmas**2 + 1.0) / (4.0 * max(1, sum(cell.rows - 1 for cell in judged)))
-    return any(abs(cell.off) > max(RELEVANT, sigmas * scatter / math.sqrt(cell.rows)) for cell in judged)
+    return any(abs(cell.off) > max(relevant, sigmas * scatter / math.sqrt(cell.rows)) for cell in judged)

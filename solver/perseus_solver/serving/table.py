@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from perseus_core.serving import DEFAULT_CLOCKS, MOST_EDGES, ClockTable
+from perseus_core.serving import DEFAULT_CLOCKS, MOST_EDGES, MOST_SEQUENCES, ClockTable
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats
 from perseus_solver.serving.fit import Seen
@@ -106,7 +106,7 @@ class TableRequest:
         ladder_mhz: the clocks that may be locked, ascending.
         limit_s: of a step. With speculative decoding: the limit of a token times the tokens that a step yields.
         kv_capacity: tokens whose keys and values fit into the memory.
-        first_token_s: limit of the time to the first token.
+        first_token_s: limit of the time to the first token; None: there is none, so that no prompt raises a clock.
         prompt_tokens: of a prompt, mean.
         switch_s: how long a change of the clock takes, median; 0: no time.
         margin: share of the limit that a predicted step may take; the rest is for prompts between the steps.
@@ -123,7 +123,7 @@ class TableRequest:
     ladder_mhz: tuple[int, ...]
     limit_s: float
     kv_capacity: int
-    first_token_s: float
+    first_token_s: float | None
     prompt_tokens: float
     switch_s: float = 0.0
     margin: float = MARGIN
@@ -135,7 +135,7 @@ class TableRequest:
         highest_mhz = self.steps.best.highest_mhz
         if not 0.0 < self.limit_s <= 3_600.0:
             raise InvalidProblem(f"limit_s must be more than 0 and at most 3,600, not {self.limit_s!r}")
-        if not 0.0 < self.first_token_s <= 3_600.0:
+        if self.first_token_s is not None and not 0.0 < self.first_token_s <= 3_600.0:
             raise InvalidProblem(f"first_token_s must be more than 0 and at most 3,600, not {self.first_token_s!r}")
         if not 0.0 < self.prompt_tokens <= 10**7:
             raise InvalidProblem(
@@ -163,7 +163,7 @@ class TableRequest:
     @property
     def boosts_are_late(self) -> bool:
         """Whether a boost takes more than half of the time that prompts have."""
-        return self.switch_s > 0.5 * PROMPT_SHARE * self.first_token_s
+        return self.first_token_s is not None and self.switch_s > 0.5 * PROMPT_SHARE * self.first_token_s
 
     @property
     def usable_mhz(self) -> tuple[int, ...]:
@@ -234,6 +234,21 @@ def clock_table(request: TableRequest) -> TableResult:
     return TableResult(table, tuple(rows))
 
 
+def prompt_table(request: TableRequest) -> ClockTable:
+    """Make the table of an engine that computes prompts alone: the lowest clock that was measured, but for prompts.
+
+    Args:
+        request: what it is made for; the limit of a step says nothing here, and ``seen`` is of steps with prompts.
+
+    Returns:
+        The table: one clock for every load without a prompt, and one for each number of prompts that wait.
+    """
+    boosts_mhz = _boosts_mhz(request)
+    lowest_mhz = boosts_mhz[0] if request.boosts_are_late else next(iter(request.usable_mhz), DEFAULT_CLOCKS)
+    edges = (MOST_SEQUENCES,), (request.kv_share[-1],)
+    return ClockTable(*edges, ((lowest_mhz,),), request.ladder_mhz, boosts_mhz)
+
+
 def _least(allowed_s: float, upper_s: Floats, watts: Floats, prompt: int, before: int) -> tuple[int, Bound]:
     """Return which clock a cell of a seen load gets, the last standing for the default ones, and what bounds it."""
     count = len(upper_s) - 1
@@ -276,6 +291,8 @@ def _long_run_w(request: TableRequest, running: Floats, kv_tokens: Floats, clock
 
 def _boosts_mhz(request: TableRequest) -> tuple[int, ...]:
     """Return the clocks for one prompt that waits, for two, …; none is above the one at which prompts get no faster."""
+    if request.first_token_s is None:
+        return (next(iter(request.usable_mhz), DEFAULT_CLOCKS),)
     top_mhz = next((mhz for mhz in request.usable_mhz if _as_fast(request, mhz)), DEFAULT_CLOCKS)
     allowed_s = PROMPT_SHARE * request.first_token_s
     boosts = []

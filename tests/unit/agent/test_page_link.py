@@ -10,8 +10,9 @@ import pytest
 from perseus_agent.node.pages import PageLink
 from perseus_agent.node.processes import Session
 from perseus_agent.serving.totals import EngineTotals
-from perseus_core.serving import PageAddress
+from perseus_core.serving import ROLE_FLAG, PageAddress
 from perseus_proto import reader_link as link
+from perseus_proto.frames import ChannelError
 
 PAGES = {"pod-0": PageAddress("10.0.0.1", 8000, "/metrics")}
 
@@ -49,3 +50,15 @@ def test_a_page_that_goes_leaves_its_memory_to_the_session(connection: socket.so
     assert session.channel.read() is not None, "a GPU's thread may still read it"
     session.channel.close()
     pages._keep(connection, {})
+
+
+def test_what_a_page_says_of_its_role_is_a_flag_of_the_engine(connection: socket.socket) -> None:
+    node = Node()
+    pages = PageLink("", node)
+    pages._keep(connection, PAGES)
+    pages._found(link.PageFound(1, "sglang", "llama", role="decode"))
+    [session] = node.admitted
+    assert session.hello.flags == ((ROLE_FLAG, "decode"),)  # type: ignore[union-attr]
+    with pytest.raises(ChannelError, match="role"):
+        link.PageFound(1, "sglang", role="both")
+    session.channel.close()

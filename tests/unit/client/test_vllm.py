@@ -188,3 +188,15 @@ def test_a_configuration_of_another_shape_raises_nothing(session: Recorded, capl
     PerseusStatLogger(object()).record(scheduler(1), iteration())
     assert not session.steps
     assert "this engine runs at default clocks" in caplog.text
+
+
+@pytest.mark.parametrize(("connector", "waiting"), [(None, 5), (SimpleNamespace(kv_connector="NixlConnector"), 2)])
+def test_a_request_that_waits_for_the_keys_and_values_of_another_engine_is_no_prompt(
+    session: Recorded, connector: Any, waiting: int
+) -> None:
+    settings = config()
+    settings.kv_transfer_config = connector
+    logger, stats = PerseusStatLogger(settings), scheduler(1, waiting=2)
+    stats.num_skipped_waiting_reqs = 3
+    logger.record(stats, None)
+    assert session.steps[0]["waiting"] == waiting

@@ -68,7 +68,7 @@ def test_limits_are_durations_and_one_share() -> None:
         ({"objective": {"maxSlowdown": "10%", **TOKEN}}, "maxSlowdown must not be set together with timeToFirstToken"),
         ({"objective": {"maxSlowdown": "0.5%"}}, "must be a percentage from 1% to 100%"),
         ({"objective": {"maxSlowdown": "101%"}}, "must be a percentage from 1% to 100%"),
-        ({"role": "Both"}, "must be one of Mixed, Prefill, Decode"),
+        ({"role": "Both"}, "must be one of Auto, Mixed, Prefill, Decode"),
         ({"clocks": {"minimumMegahertz": 0}}, "an integer from 1 to 10000"),
         ({"engine": {"port": 0}}, "an integer from 1 to 65535"),
         ({"engine": {"path": "metrics"}}, "a path such as /metrics"),

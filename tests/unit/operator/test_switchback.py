@@ -84,7 +84,7 @@ def blocks(one: Switchback, kinds: str, begin: int = 100) -> None:
         for second in range(20, 60):
             at_default = kind == "d"
             seen = window(10_000 if at_default else 7_000, 100, default=at_default)
-            one.window_seen(seen, default=default, wall_s=number * BLOCK_S + second)
+            one.window_seen(seen, seen.generated_tokens, default=default, wall_s=number * BLOCK_S + second)
 
 
 def test_a_block_at_default_clocks_is_compared_with_those_beside_it() -> None:

@@ -105,3 +105,14 @@ def test_any_bytes_are_a_page_or_refused(bytes_: bytes, at: int) -> None:
     for attempt in (bytes_, whole[:at] + bytes_ + whole[at:]):
         with contextlib.suppress(BadPage):
             assert 0 <= read_page(attempt).kv_share <= 1
+
+
+@pytest.mark.parametrize(("role", "absent"), [("prefill", b"request_time_per_output"), ("decode", b"time_to_first")])
+def test_an_engine_that_does_one_part_says_so_and_need_not_show_the_other_time(role: str, absent: bytes) -> None:
+    text = page(EngineKind.SGLANG)
+    assert read_page(text).role == ""
+    assert read_page(text.replace(b'engine_type="unified"', b'engine_type="%s"' % role.encode())).role == role
+    lacking = b"\n".join(line for line in text.split(b"\n") if absent not in line)
+    with pytest.raises(BadPage, match=absent.decode()):
+        read_page(lacking)
+    assert read_page(lacking.replace(b'engine_type="unified"', b'engine_type="%s"' % role.encode())).role == role

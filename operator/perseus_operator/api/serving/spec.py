@@ -153,6 +153,8 @@ class ServingObjective:
 class Role(StrEnum):
     """What an engine does of each request."""
 
+    AUTO = "Auto"
+    """What the engine's own configuration says."""
     MIXED = "Mixed"
     PREFILL = "Prefill"
     """Its prompt alone: another engine generates the tokens."""
@@ -213,9 +215,10 @@ class PoolSpec:
     )
     role: Role = choice(
         "Mixed: its engines compute prompts and generate tokens. Prefill: prompts alone, so only timeToFirstToken can"
-        " have a limit. Decode: tokens alone, so only timePerOutputToken can, and no clock is raised for a prompt.",
+        " have a limit. Decode: tokens alone, so only timePerOutputToken can, and no clock is raised for a prompt."
+        " Auto: as the engines' own configuration says, or else Mixed; a limit of the other time does not hold.",
         Role,
-        default=Role.MIXED.value,
+        default=Role.AUTO.value,
     )
     mode: Mode = choice(
         "Enforce: learn on one replica, then let the clocks of all follow their load. Canary: of one replica alone."

@@ -110,6 +110,13 @@ class EngineStatus:
     )
     engine: str = text("Name and version of the engine.", rule="a name", max_length=256)
     model: str = text("Name of the weights.", rule="a name", max_length=512)
+    role: str | None = text(
+        "Mixed, Prefill or Decode: as spec.role, or the engines' own configuration, says.",
+        rule="a word",
+        max_length=16,
+        pattern="^[A-Z][A-Za-z]+$",
+        required=False,
+    )
     windows: int = integer("Seconds or so of replicas that count.", minimum=0, maximum=1_000_000)
     lowest_megahertz: int | None = integer(
         "The lowest clock of the table in force; absent: there is no table.",

@@ -8,7 +8,7 @@ from typing import Final
 from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.serving.spec import PoolSpec, Scaling
+from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork, ReplicaModels
 from perseus_operator.families.serving.features.groups.clocks import LOOK_S, confirmed, worker_clocks
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
@@ -118,6 +118,7 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
         prompt_tokens=model.prompt_tokens,
         mix=model.mix,
         switch_s=max(replica.switch_s for replica in replicas),
+        prompts=pool.role is Role.PREFILL,
         margin=MARGIN if spec.objective.max_slowdown is None else SHARE,
     )
     return (wanted,) if wanted.ladder_mhz else ()
@@ -149,7 +150,8 @@ def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
     windows = model.windows_at(replica.highest_mhz) if fits else ()
     if steps is None and len(windows) < LEAST_WINDOWS:
         return ()
-    return (CapacityWork(steps, windows, replica.highest_mhz, kind, limits, replica.engine.flags),)
+    prompts = pool.role is Role.PREFILL
+    return (CapacityWork(steps, windows, replica.highest_mhz, kind, limits, replica.engine.flags, prompts),)
 
 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:
@@ -179,5 +181,8 @@ def no_limits(pool: ServingPool) -> Explanation:
     if slowdown is not None:
         message = f"{pool.baseline.counted} of {REQUESTS:,} requests have ended at default clocks, for the baseline."
         return Explanation(Reason.MEASURING_BASELINE, message)
+    if pool.spec is not None and pool.spec.limited:
+        message = f"spec.objective has no limit of a time that {pool.role.value} engines have: no clock is set."
+        return Explanation(Reason.NO_LIMITS, message)
     message = "spec.objective has no limit: no clock is set. status.proposedLimits has limits to begin with."
     return Explanation(Reason.NO_LIMITS, message)

@@ -77,13 +77,20 @@ class ServingPool:
     def limits(self) -> ServingLimits | None:
         """Of its requests, where the spec allows clocks to be set, or says limits; None: there are none, or not yet."""
         spec = self.spec
-        slowdown = None if spec is None else spec.max_slowdown_ratio
-        if spec is None or slowdown is None:
-            return None if spec is None else spec.limits
+        if spec is None:
+            return None
+        first_token, per_token = self.role is not Role.DECODE, self.role is not Role.PREFILL
+        slowdown = spec.max_slowdown_ratio
+        if slowdown is None:
+            return None if spec.limits is None else spec.limits.of(first_token=first_token, per_token=per_token)
         if self.by_page:
             return None
-        first_token, per_token = spec.role is not Role.DECODE, spec.role is not Role.PREFILL
         return self.baseline.limits(slowdown, first_token=first_token, per_token=per_token)
+
+    @property
+    def role(self) -> Role:
+        """What its engines do of each request: as the spec says, otherwise as they have said last themselves."""
+        return self._said if self.spec is None or self.spec.role is Role.AUTO else self.spec.role
 
     @property
     def by_page(self) -> str:
@@ -111,7 +118,10 @@ class ServingPool:
     def looked(self, wall_s: float) -> None:
         """Take in what has changed on the nodes: which replicas there are, and with which clocks they can run."""
         self.groups.looked(self.signals.replicas, self.job.nodes, wall_s)
-        self.signals = signals_of(self.job.nodes, self.signals.fingerprint, self.groups.faults)
+        before = self.signals.fingerprint
+        self.signals = signals_of(self.job.nodes, before, self.groups.faults)
+        if self.signals.replicas:
+            self._said = self.signals.replicas[0].role
         if self.signals.fingerprint and self.signals.fingerprint != self._known:
             self.model, self.inheritance = Model(), Inheritance()
             self.trials, self.switchback, self.baseline = Trials(), Switchback(), Baseline()
@@ -136,6 +146,7 @@ class ServingPool:
         if self.inheritance.confirming and model.table is None and not model.fitting and not model.wanted:
             self._drop("no table of clocks follows from its windows")
 
+    _said = Role.MIXED
     _known = ""
     """The fingerprint that model and trials are of; they outlive a moment without replicas."""
     _restored_baseline: BaselineTimes | None = None
@@ -240,8 +251,7 @@ class ServingPool:
             wall_s: the time.
         """
         self.requests.window_seen(window.pod_uid, window)
-        decodes = self.spec is not None and self.spec.role is Role.DECODE
-        started = window.requests if decodes else sum(window.first_tokens.values())
+        started = window.requests if self.role is Role.DECODE else sum(window.first_tokens.values())
         self.arrivals.window_seen(window, started, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
@@ -343,7 +353,8 @@ class ServingPool:
             self.switchback.interrupted(window.pod_uid)
         else:
             default = self.switched_back(wall_s) == window.pod_uid
-            self.switchback.window_seen(window, default=default, wall_s=wall_s)
+            tokens = window.prompt_tokens if self.role is Role.PREFILL else window.generated_tokens
+            self.switchback.window_seen(window, tokens, default=default, wall_s=wall_s)
 
     def follows(self, pod_uid: str) -> bool:
         """Whether the mode lets a replica follow a table."""

@@ -16,7 +16,17 @@ from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.pools.figures import FAILED
 from perseus_operator.jobs.services import Services
 from perseus_solver.errors import SolverError
-from perseus_solver.serving import Ceiling, FitResult, TableRequest, Verdict, WattModel, ceilings, clock_table, fit
+from perseus_solver.serving import (
+    Ceiling,
+    FitResult,
+    TableRequest,
+    Verdict,
+    WattModel,
+    ceilings,
+    clock_table,
+    fit,
+    prompt_table,
+)
 from perseus_solver.serving.planner import FittedSteps, LatencyLimits, ReplicaModel, RequestClass
 
 logger = logging.getLogger(__name__)
@@ -63,12 +73,12 @@ async def run_capacity(pool: ServingPool, wanted: CapacityWork, services: Servic
 
 def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[Ceiling, ...]]:
     """Fit, and make the table and what replicas carry under each ceiling; None: the windows do not explain the engine,
-    or no watts were measured.
+    or no watts were measured. Of engines that compute prompts alone no ceiling is known.
 
     Raises:
         SolverError: what was asked for cannot be fitted.
     """
-    result = fit(wanted.windows, wanted.highest_mhz)
+    result = fit(wanted.windows, wanted.highest_mhz, prompts=wanted.prompts)
     if result.verdict is not Verdict.EXPLAINED or result.models is None or result.watts is None:
         return result, None, ()
     if result.seen is None or not any(mhz >= result.seen.lowest_mhz for mhz in wanted.ladder_mhz):
@@ -79,12 +89,14 @@ def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[
         wanted.ladder_mhz,
         wanted.limits.per_token_s or NO_LIMIT_S,
         KV_CAPACITY,
-        wanted.limits.first_token_s or NO_LIMIT_S,
+        wanted.limits.first_token_s,
         wanted.prompt_tokens,
         wanted.switch_s,
         wanted.margin,
         seen=result.seen,
     )
+    if wanted.prompts:
+        return result, prompt_table(request), ()
     return result, clock_table(request).table, ceilings(request, wanted.mix)
 
 
@@ -96,7 +108,7 @@ def capacity_of(work: CapacityWork) -> Capacity:
     """
     steps = work.steps
     if steps is None or work.windows:
-        result = fit(work.windows, work.highest_mhz, least_clocks=1)
+        result = fit(work.windows, work.highest_mhz, least_clocks=1, prompts=work.prompts)
         if result.verdict is Verdict.NOT_EXPLAINED:
             return Capacity(refusal="no model explains the engine")
         if result.models is not None:
@@ -114,7 +126,9 @@ def capacity_of(work: CapacityWork) -> Capacity:
         step_tokens=max(_LEAST_CHUNK, round(kind.chunk_tokens)),
     )
     requests = RequestClass(
-        max(1.0, kind.prompt_tokens), max(1.0, kind.output_tokens), min(1.0, kind.kv_share) * KV_CAPACITY
+        max(1.0, kind.prompt_tokens),
+        1.0 if work.prompts else max(1.0, kind.output_tokens),
+        min(1.0, kind.kv_share) * KV_CAPACITY,
     )
     promised = LatencyLimits(
         limits.first_token_s or NO_LIMIT_S, 0.0, limits.per_token_s or NO_LIMIT_S, limits.attainment

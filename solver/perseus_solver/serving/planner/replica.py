@@ -156,7 +156,7 @@ class ReplicaModel:
             / token_s
             + (1.0 - prompt_share) * rests * self.steps.resting_w(floor_mhz)
         )
-        due = loads * max(1e-12, requests.output_tokens - 1.0)
+        due = loads * max(0.0, requests.output_tokens - 1.0)
         per_token_s = np.where(due > 0.0, running / np.maximum(due, 1e-12), 0.0)
         slow = self._slow_share(requests, limits, loads, per_token_s, parts)
         spread = _DEVIATIONS * np.sqrt(running)

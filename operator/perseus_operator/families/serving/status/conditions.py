@@ -97,7 +97,8 @@ def _no_table(result: FitResult) -> Explanation:
     if result.verdict is Verdict.NOT_EXPLAINED:
         message = f"No model explains what {result.windows:,} windows show: default clocks."
         if (worst := result.worst) is not None:
-            at = f"{megahertz(worst.clock_mhz)} with {worst.running:.0f} requests"
+            load = "prompts" if result.prompts else f"{worst.running:.0f} requests"
+            at = f"{megahertz(worst.clock_mhz)} with {load}"
             message += f" At {at} steps are off by {percent(worst.off)}."
         return Explanation(Reason.MODEL_DOES_NOT_EXPLAIN, message)
     if result.verdict is Verdict.TOO_FEW:

@@ -55,7 +55,7 @@ class Kind:
     Attributes:
         prompt_tokens: computed of a prompt.
         output_tokens: generated of an answer.
-        kv_share: of an engine's memory for keys and values, that a request which decodes uses.
+        kv_share: of an engine's memory for keys and values, that a request which decodes uses; 0: none does.
         chunk_tokens: of prompts that a step computes; 0: none was.
     """
 
@@ -108,13 +108,13 @@ class Arrivals:
         """What requests have in common; None: too few were seen."""
         started = sum(slot.started for slot in self._slots)
         running_s = sum(slot.running_s for slot in self._slots)
-        if started < _FEWEST or running_s <= 0.0:
+        if started < _FEWEST:
             return None
         steps = sum(slot.prompt_steps for slot in self._slots)
         prompt_tokens = sum(slot.prompt_tokens for slot in self._slots)
         return Kind(
             prompt_tokens=prompt_tokens / started,
             output_tokens=sum(slot.generated_tokens for slot in self._slots) / started,
-            kv_share=sum(slot.kv_s for slot in self._slots) / running_s,
+            kv_share=sum(slot.kv_s for slot in self._slots) / running_s if running_s else 0.0,
             chunk_tokens=prompt_tokens / steps if steps else 0.0,
         )

@@ -38,6 +38,7 @@ class CapacityWork:
         kind: of the requests.
         limits: that they were promised.
         flags: of the engine.
+        prompts: it computes prompts alone.
     """
 
     steps: ReplicaModels | None
@@ -46,6 +47,7 @@ class CapacityWork:
     kind: Kind
     limits: ServingLimits
     flags: tuple[tuple[str, str], ...]
+    prompts: bool = False
 
 
 @dataclass(frozen=True)

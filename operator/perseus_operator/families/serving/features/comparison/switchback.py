@@ -102,20 +102,27 @@ class Switchback:
         self._blocks: dict[str, deque[_Block]] = {}
         """The latest three of each replica."""
 
-    def window_seen(self, window: EngineWindow, *, default: bool, wall_s: float) -> None:
-        """A replica did this, under orders to follow the law or, in this block, to run at default clocks."""
+    def window_seen(self, window: EngineWindow, tokens: int, *, default: bool, wall_s: float) -> None:
+        """A replica did this, under orders to follow the law or, in this block, to run at default clocks.
+
+        Args:
+            window: of the replica.
+            tokens: that its joules are for: generated, or of prompts where engines generate none.
+            default: it was to run at default clocks.
+            wall_s: the time.
+        """
         number = block_at(wall_s)
         blocks = self._blocks.setdefault(window.pod_uid, deque(maxlen=3))
         if not blocks or blocks[-1].number != number:
             self._compare(blocks)
             blocks.append(_Block(number, default))
         block = blocks[-1]
-        if wall_s - number * BLOCK_S < SETTLES_S or (not window.generated_tokens and not window.steps):
+        if wall_s - number * BLOCK_S < SETTLES_S or (not tokens and not window.steps):
             return
         misplaced = block.default and window.default_us < window.time_us
         block.torn |= block.default != default or misplaced or window.energy_mj is None
         block.energy_mj += window.energy_mj or 0
-        block.tokens += window.generated_tokens
+        block.tokens += tokens
 
     def restored(self, saved: Saved | None) -> None:
         """An earlier operator has measured this; it holds until there are as many comparisons again."""

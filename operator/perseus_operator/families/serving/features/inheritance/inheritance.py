@@ -97,7 +97,7 @@ class Inheritance:
             window: at default clocks, or of the canary; None: its clock changed within.
             result: of the stored windows.
         """
-        if window is None or not window.steps or result.seen is None or not _within(window, result.seen):
+        if window is None or result.seen is None or not _within(window, result, result.seen):
             self._passed += 1
             if self._passed < _MOST_PASSED:
                 return False
@@ -107,7 +107,8 @@ class Inheritance:
             return False
         compared = compare(result, self.windows)
         if not compared.agrees and (worst := compared.worst) is not None:
-            at = f"{megahertz(worst.clock_mhz)} with {worst.running:.0f} requests"
+            load = "prompts" if result.prompts else f"{worst.running:.0f} requests"
+            at = f"{megahertz(worst.clock_mhz)} with {load}"
             return self.dropped(f"at {at} steps take {percent(abs(worst.off))} {_way(worst.off)} than it says")
         if compared.rows < self.needed(result):
             return len(self.windows) >= _MOST_COMPARED and self.dropped("no load lasted long enough to be compared")
@@ -139,9 +140,11 @@ class Inheritance:
         return windows_needed(result.residual)
 
 
-def _within(window: Window, seen: Seen) -> bool:
-    """Whether a fit has seen such a load and clock."""
-    return (
+def _within(window: Window, result: FitResult, seen: Seen) -> bool:
+    """Whether a fit has seen such a load and clock, in steps of the kind that it judges."""
+    if result.prompts:
+        return window.clock_mhz >= seen.lowest_mhz and window.prompt_steps > 0
+    return window.steps > 0 and (
         window.clock_mhz >= seen.lowest_mhz
         and window.running <= seen.most_running
         and window.kv_tokens <= seen.most_kv_tokens

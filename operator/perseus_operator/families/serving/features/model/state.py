@@ -48,6 +48,7 @@ class FitWork:
         prompt_tokens: of a prompt, mean.
         mix: of the requests.
         switch_s: how long a change of the clock takes, median.
+        prompts: the engines compute prompts alone.
         margin: share of the limit of a token that a predicted step may take.
     """
 
@@ -58,6 +59,7 @@ class FitWork:
     prompt_tokens: float
     mix: Mix
     switch_s: float
+    prompts: bool = False
     margin: float = MARGIN
 
 

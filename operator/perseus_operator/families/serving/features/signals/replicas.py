@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from perseus_core.serving import ROLE_FLAG
 from perseus_core.units import s_from_us
+from perseus_operator.api.serving.spec import Role
 from perseus_operator.families.serving.features.signals.members import group_fault, groups_of
 from perseus_operator.nodes.engines import Engine
 from perseus_operator.nodes.gpu import Gpu
@@ -29,6 +31,12 @@ _REVISIONS: Final = (
     "leaderworkerset.sigs.k8s.io/template-revision-hash",
 )
 """Labels by which controllers say of which pod template a pod is."""
+_ROLES: Final = {
+    "prefill": Role.PREFILL,
+    "kv_producer": Role.PREFILL,
+    "decode": Role.DECODE,
+    "kv_consumer": Role.DECODE,
+}
 UNKNOWN_SWITCH_S: Final = 0.1
 """Where an agent does not say how long a change of the clock takes: longer than on any GPU that is published."""
 
@@ -45,6 +53,7 @@ class Replica:
         clocks_mhz: that its GPUs support, ascending.
         switch_s: how long a change of the clock takes, median.
         workers: other pods of its group, whose engines say nothing: the leader's schedules the requests of all.
+        role: what it does of each request, as its own configuration says.
     """
 
     pod_uid: str
@@ -54,6 +63,7 @@ class Replica:
     clocks_mhz: tuple[int, ...]
     switch_s: float
     workers: tuple[Pod, ...] = ()
+    role: Role = Role.MIXED
 
     @property
     def highest_mhz(self) -> int:
@@ -146,6 +156,10 @@ def _replica(node: Node, pod: Pod, engine: Engine, workers: tuple[Pod, ...]) -> 
     if not shared:
         return "its GPUs support no clock"
     beside = f" and {len(workers)} pods" if workers else ""
+    role = said_role(engine.flags, pod.labels)
+    flags = {*engine.flags, *(_template(pod) if all(name == ROLE_FLAG for name, _ in engine.flags) else ())}
+    if role is not Role.MIXED:  # its steps are others, whatever its flags say
+        flags.add(("role", role.value))
     try:
         fingerprint = Fingerprint(
             model=engine.model,
@@ -154,14 +168,29 @@ def _replica(node: Node, pod: Pod, engine: Engine, workers: tuple[Pod, ...]) -> 
             gpu_model=f"{len(gpus)} x {', '.join(sorted({gpu.model for gpu in gpus}))}{_under(gpus)}{beside}",
             driver_version=", ".join(sorted({gpu.driver for gpu in gpus})),
             parallelism=engine.parallelism or _NOT_SAID,
-            flags=engine.flags or _template(pod),
+            flags=tuple(sorted(flags)),
         )
     except InvalidProblem as error:
         return str(error)
     latencies = [s_from_us(gpu.latency.p50_us) if gpu.latency else UNKNOWN_SWITCH_S for gpu in gpus]
     return Replica(pod_uid=engine.pod_uid, pod=pod.name, engine=engine, fingerprint=fingerprint.digest,
-                   clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies),
+                   clocks_mhz=tuple(sorted(shared)), switch_s=max(latencies), role=role,
                    workers=workers)  # fmt: skip
+
+
+def said_role(flags: Iterable[tuple[str, str]], labels: Mapping[str, str]) -> Role:
+    """Return what an engine does of each request, as far as it is configured to do one part alone.
+
+    Args:
+        flags: of the engine.
+        labels: of its pod, among which llm-d says it: its engines are all ``kv_both``.
+
+    >>> said_role([("kv_transfer.kv_role", "kv_consumer")], {})
+    <Role.DECODE: 'Decode'>
+    """
+    said = dict(flags)
+    texts = said.get("kv_transfer.kv_role"), said.get(ROLE_FLAG), labels.get("llm-d.ai/role")
+    return next((_ROLES[text] for text in texts if text in _ROLES), Role.MIXED)
 
 
 def _under(gpus: Iterable[Gpu]) -> str:
