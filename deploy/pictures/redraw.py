@@ -34,10 +34,10 @@ among them: benchmarks draw those, from data that is not in the repository.
 """
 _MARK: Final = "Drawn-From"
 SHOWN: Final = ROOT / "out" / "observability"
-VIEWS = {"page": "straggler"}
-PROBLEM = ("--schedule", "1F1B", "--stages", "4", "--microbatches", "8", "--blocking-power", "83.64")
+VIEWS: Final = {"page": "straggler"}
+PROBLEM: Final = ("--schedule", "1F1B", "--stages", "4", "--microbatches", "8", "--blocking-power", "83.64")
 """As docs/concepts.md has it."""
-PROFILE = (4, "a100", 1.2)
+PROFILE: Final = (4, "a100", 1.2)
 """Stages, GPU and imbalance of its profile."""
 
 
@@ -62,7 +62,7 @@ def publish(name: str, drawn: Path) -> None:
     with Image.open(drawn) as picture:
         texts = PngImagePlugin.PngInfo()
         for key, text in picture.info.items():
-            if isinstance(text, str):
+            if isinstance(key, str) and isinstance(text, str):
                 texts.add_text(key, text)
         texts.add_text(_MARK, digest(name))
         picture.convert("RGB").save(FOLDER / f"{name}.png", optimize=True, pnginfo=texts)
@@ -72,7 +72,7 @@ def draw_concepts(folder: Path) -> None:
     """Draw the pipeline before and after, and its frontier."""
     (folder / "profile.csv").write_text(profile_csv(*PROFILE))
     for command, flag, name in (("plan", "--gantt", "pipeline"), ("frontier", "--plot", "frontier")):
-        perseus = [Path(sys.executable).with_name("perseus"), command, "--profile", "profile.csv", *PROBLEM]
+        perseus: list[str | Path] = [Path(sys.executable).with_name("perseus"), command, "--profile", "profile.csv", *PROBLEM]
         subprocess.run([*perseus, "--output", f"{name}.json", flag, f"{name}.png"], cwd=folder, check=True)
         publish(f"concepts-{name}", folder / f"{name}.png")
 
