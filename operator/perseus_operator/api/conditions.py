@@ -132,6 +132,7 @@ class Reason(StrEnum):
     TABLE_IN_FORCE = "TableInForce"
     NO_LIMITS = "NoLimits"
     # ObjectiveKept; also NoLimits
+    OVERLOADED = "Overloaded"
     OBJECTIVE_KEPT = "ObjectiveKept"
     OBJECTIVE_MISSED = "ObjectiveMissed"
     NOT_MEASURED = "NotMeasured"

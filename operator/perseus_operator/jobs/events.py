@@ -20,6 +20,7 @@ WARNINGS: Final = frozenset(
         Reason.NAME_TAKEN,
         Reason.PODS_TAKEN,
         Reason.ENGINE_UNKNOWN,
+        Reason.OVERLOADED,
         Reason.OBJECTIVE_MISSED,
         Reason.FOREIGN_POWER_LIMIT,
         Reason.FOREIGN_CLOCK,

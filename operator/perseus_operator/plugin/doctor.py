@@ -62,6 +62,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.ENGINES_DIFFER: "wait for the rollout to end, or make a pool for each engine",
     Reason.WAITING_FOR_SIGNALS: "see the signals' step",
     Reason.NO_LIMITS: "set spec.objective; status.proposedLimits has limits to begin with",
+    Reason.OVERLOADED: "follow the message; no clock helps",
     Reason.OBJECTIVE_MISSED: "follow the message; clocks are raised by themselves",
     Reason.FOREIGN_POWER_LIMIT: "remove the annotation from the pod template where clocks alone shall decide",
     Reason.POWER_PROFILE_ENFORCED: "nothing, or ask who sets it (DPS, nvidia-smi power-profiles) to clear it",

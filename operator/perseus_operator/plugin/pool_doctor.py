@@ -55,6 +55,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.MODEL_DOES_NOT_EXPLAIN: "nothing: default clocks are kept until model, flags or engine change",
     Reason.GPU_NOT_CONTROLLABLE: "free the GPU of MIG, sharing and other programs that set clocks",
     Reason.AGENT_REFUSED: "follow the message; often a PerseusJob or another pool claims the same pod",
+    Reason.OVERLOADED: "add replicas as status.advice says, or look at the router; no clock helps",
     Reason.OBJECTIVE_MISSED: "at default clocks add replicas, or relax the limit; lower clocks rise by themselves",
 }
 """Where a pool's owner does something else than a job's."""

@@ -25,6 +25,7 @@ from perseus_operator.families.serving.features.model.state import NO_LIMIT_S, M
 from perseus_operator.families.serving.features.objective.baseline import SHARE as RELATIVE
 from perseus_operator.families.serving.features.objective.baseline import Baseline, BaselineTimes
 from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, RequestTimes, worst_share
+from perseus_operator.families.serving.features.overload.overload import Overload
 from perseus_operator.families.serving.features.power.ceiling import (
     PoolCeiling,
     PoolCeilings,
@@ -59,6 +60,7 @@ class ServingPool:
         self.groups = Groups()
         self.arrivals = Arrivals()
         self.adviser = Adviser()
+        self.overload = Overload()
         self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
@@ -137,6 +139,7 @@ class ServingPool:
         self.groups.pods_observed(uids)
         self.arrivals.pods_observed(uids)
         self.switchback.pods_observed(uids)
+        self.overload.pods_observed(uids)
         spec = self.spec
         limits = self.limits if spec is not None and spec.sets_clocks else None
         if limits is not None and spec is not None and self.signals.replicas:
@@ -256,6 +259,10 @@ class ServingPool:
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
             return False
+        highest_mhz = ceiling_mhz or (
+            self.model.table.boost_mhz[-1] if self.model.table is not None else DEFAULT_CLOCKS
+        )
+        self.overload.window_seen(window, self.limits, highest_mhz)
         self.model.requests_seen(window)
         self.demand.window_seen(window, ceiling_mhz, wall_s)
         if replica.workers and not self.groups.window_seen(replica, window, self.job.nodes, wall_s):

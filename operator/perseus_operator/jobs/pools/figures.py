@@ -44,6 +44,7 @@ class PoolState:
         attainment_wanted: share that shall.
         saved: measured.
         advised: replicas.
+        overloaded: replicas.
         canary_mhz: that is tried now, the default clocks as the highest.
         table: whether there is a table of clocks.
         lowest_mhz: of the table.
@@ -57,6 +58,7 @@ class PoolState:
     attainment_wanted: float | None = None
     saved: SavedShare | None = None
     advised: int | None = None
+    overloaded: int = 0
     canary_mhz: int | None = None
     table: bool = False
     lowest_mhz: int | None = None

@@ -57,6 +57,9 @@ _FAMILIES: Final = {
         Gauge,
         "Replicas that the load needs at their highest clock; absent: nothing is advised, and none is to be moved.",
     ),
+    "overloaded_replicas": _Family(
+        Gauge, "Replicas at which a limit is about to be missed at the highest clock: more of it does not help."
+    ),
     "canary_clock_hertz": _Family(Gauge, "Clock that is tried at one replica; absent: none is."),
     "table": _Family(Gauge, "1 if a table of clocks was made for the engine, 0 if not."),
     "table_lowest_clock_hertz": _Family(Gauge, "Lowest clock of the table; absent: there is no table."),
@@ -175,6 +178,7 @@ def _gauges(state: PoolState, *, active: bool, ready: bool) -> Iterator[tuple[Se
     yield ("comparisons", ""), float(saved.comparisons) if saved else None
     yield ("clock_hertz", ""), _hz(state.clock_mhz)
     yield ("advised_replicas", ""), state.advised
+    yield ("overloaded_replicas", ""), float(state.overloaded)
     yield ("canary_clock_hertz", ""), _hz(state.canary_mhz)
     yield ("table", ""), float(state.table)
     yield ("table_lowest_clock_hertz", ""), _hz(state.lowest_mhz)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from perseus_core.serving import ServingLimits
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
@@ -166,6 +167,8 @@ def _objective_kept(pool: ServingPool, lately: Block) -> Condition:
     if limits is None:
         waiting = no_limits(pool)
         return Condition(kind, None, waiting.reason, waiting.message)
+    if pool.overload.replicas:
+        return Condition(kind, False, Reason.OVERLOADED, _overloaded(pool, limits))
     if lately.requests < LEAST_REQUESTS:
         message = f"{lately.requests} of {LEAST_REQUESTS} requests were seen."
         return Condition(kind, None, Reason.NOT_MEASURED, message)
@@ -182,6 +185,32 @@ def _objective_kept(pool: ServingPool, lately: Block) -> Condition:
         " default clocks."
     )
     return Condition(kind, False, Reason.OBJECTIVE_MISSED, message)
+
+
+def _overloaded(pool: ServingPool, limits: ServingLimits) -> str:
+    """What cannot be kept at which replicas, what shows it, and what would help."""
+    overloaded, replicas = pool.overload.replicas, pool.signals.replicas
+    names = {replica.pod_uid: replica.pod for replica in replicas}
+    uid = min(overloaded, key=lambda each: (-overloaded[each].wait_s, names.get(each, each)))
+    worst = overloaded[uid]
+    share = f"{len(overloaded)} of {counted(len(replicas), 'replica')} cannot keep a limit at the highest clock"
+    if worst.first_token:
+        cause = f"{worst.waiting} requests wait, the last for {worst.wait_s:.3g} s of {limits.first_token_s:.3g} s"
+    else:
+        step_ms, limit_ms = 1e3 * worst.step_s, 1e3 * (limits.per_token_s or 0.0)
+        cause = f"a step takes {step_ms:.3g} ms, of {limit_ms:.3g} ms for a token"
+    return f"{share}: at {names.get(uid, uid)} {cause}. {_help(pool, len(overloaded))} Nothing is dropped for it."
+
+
+def _help(pool: ServingPool, overloaded: int) -> str:
+    there, advised = len(pool.signals.replicas), pool.adviser.advice.replicas
+    if pool.ceiling_mhz:
+        return "A PowerBudget holds clocks down: give it more watts, or the pool more priority."
+    if advised is not None and advised > there:
+        return f"The load needs {advised} replicas."
+    if overloaded < there:
+        return "The others have room: it is the router that sends requests there."
+    return "Add replicas: what the load needs is known a minute after it has risen."
 
 
 def _named(pods: Sequence[str]) -> str:

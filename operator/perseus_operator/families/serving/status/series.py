@@ -47,6 +47,7 @@ def state_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> Poo
         attainment_wanted=limits.attainment if limits is not None else None,
         saved=SavedShare(saved.share, saved.low, saved.high, saved.comparisons) if saved else None,
         advised=pool.adviser.advice.replicas,
+        overloaded=len(pool.overload.replicas),
         canary_mhz=(pool.trials.clock_mhz or highest_mhz) if decision.trying else None,
         table=model.table is not None,
         lowest_mhz=model.lowest_mhz,
