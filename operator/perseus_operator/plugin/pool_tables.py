@@ -34,13 +34,19 @@ def pool_rows(pools: list[Json]) -> list[str]:
 
 def _row(pool: Json) -> list[str]:
     return [
-        *(pool["namespace"], pool["name"], pool["mode"], str(pool["replicas"])),
+        *(pool["namespace"], pool["name"], pool["mode"], _replicas(pool)),
         megahertz(pool["clockMegahertz"]) if "clockMegahertz" in pool else "",
         pool.get("limitedBy", ""),
         *(_kept(pool, field) for field in ("timeToFirstToken", "timePerOutputToken")),
         _saved(pool),
         pool["state"],
     ]
+
+
+def _replicas(pool: Json) -> str:
+    """How many there are, and how many are advised where that is another number."""
+    advised = pool.get("advised", pool["replicas"])
+    return f"{pool['replicas']}" + (f" ({advised} advised)" if advised != pool["replicas"] else "")
 
 
 def _kept(pool: Json, field: str) -> str:

@@ -100,6 +100,19 @@ def test_an_explanation_says_what_holds_each_clock_and_what_is_saved(cluster: Cl
     assert "and 2 more" in text
 
 
+def test_the_advice_on_replicas_is_listed_and_explained(cluster: Cluster) -> None:
+    there = cluster.stored_pools[0]["status"]["replicaCount"]
+    advice = {"replicas": there, "why": "142 requests a minute come.", "startSeconds": 95}
+    cluster.stored_pools[0]["status"]["advice"] = advice
+    assert "advised" not in command("serving")[1], "as many as there are"
+    advice["replicas"] = there + 2
+    assert f"  {there} ({there + 2} advised)  " in command("serving")[1]
+    said = f"{there + 2} are advised: 142 requests a minute come. A start takes 95 s."
+    assert said in " ".join(command("serving", "llama")[1].split())
+    cluster.stored_pools[0]["status"]["advice"] = {"why": "Requests are counted for a minute first."}
+    assert "no number is advised: Requests are counted" in " ".join(command("serving", "llama")[1].split())
+
+
 def test_every_word_of_the_law_is_explained() -> None:
     assert set(HELD) == {reason.value for reason in ClockReason}
 

@@ -173,6 +173,31 @@ class AdviceStatus:
         maximum=2**53,
         required=False,
     )
+    start_seconds: int | None = integer(
+        "From the creation of a pod until its engine speaks, median of the latest; absent: none was seen, and 300 are"
+        " taken. A later operator goes on with it.",
+        minimum=1,
+        maximum=3_600,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadStatus:
+    """The load that was counted, for a later operator to go on with."""
+
+    until: str = text(
+        "Date and time at which the last quarter of an hour of it ended, RFC 3339.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        string_format="date-time",
+    )
+    epochs: str = text(
+        "Mean and heaviest minute of each quarter of an hour, two weeks of them at most, packed.",
+        rule="base64",
+        max_length=4_096,
+        pattern="^[A-Za-z0-9+/]+={0,2}$",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +222,11 @@ class PoolFigures:
     advice: AdviceStatus | None = nested(
         "How many replicas the load needs at their highest clock; absent: spec.scaling is Off.",
         AdviceStatus,
+        required=False,
+    )
+    load: LoadStatus | None = nested(
+        "What the forecast rests on; absent: spec.scaling is Off, or less than a quarter of an hour was counted.",
+        LoadStatus,
         required=False,
     )
     canary: CanaryStatus | None = nested("Where lower clocks are tried.", CanaryStatus, required=False)

@@ -129,7 +129,7 @@ class ServingPool:
             self.trials, self.switchback, self.baseline = Trials(), Switchback(), Baseline()
             self.demand = Demand()
             if self._known:  # an earlier operator's advice was for this one
-                self.adviser = Adviser()
+                self.adviser = Adviser(self.adviser.forecast)
             self._known = self.signals.fingerprint
             if self._restored[0] == self._known:
                 self.baseline.restored(self._restored_baseline)
@@ -186,6 +186,8 @@ class ServingPool:
     def advised(self, now: Now) -> None:
         """It is this time now: say how many replicas the load needs."""
         spec, limits, adviser = self.spec, self.limits, self.adviser
+        pods = [pod for node in self.job.nodes.values() for pod in node.pods]
+        adviser.starts.looked(pods, [one.pod_uid for one in self.signals.replicas], now.wall_s)
         if limits != self._advised_for:
             self._advised_for = limits
             adviser.limits_changed()

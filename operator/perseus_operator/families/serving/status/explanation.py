@@ -109,6 +109,8 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     for missed in (status.get("engine") or {}).get("missedClocks") or ():
         times = counted(missed["misses"], "time")
         yield "missed", f"{megahertz(missed['clockMegahertz'])}, {times}; not tried before {missed['notBefore']}"
+    if advice := status.get("advice"):
+        yield "replicas", advised_sentence(advice)
     if savings := status.get("savings"):
         yield "saved", saved_sentence(savings)
     if budget := status.get("powerBudget"):
@@ -131,6 +133,14 @@ def _proposal(line: Json) -> str:
         return "none, and none is proposed before requests have ended"
     kept = " and ".join(f"{proposed[field]} {what}" for field, what in TIMES.items() if field in proposed)
     return f"none; 99% of the requests lately kept {kept}"
+
+
+def advised_sentence(advice: Mapping[str, Any]) -> str:
+    """Say how many replicas are advised, or why none are."""
+    if "replicas" not in advice:
+        return f"no number is advised: {advice['why']}"
+    start = f" A start takes {advice['startSeconds']} s." if "startSeconds" in advice else ""
+    return f"{advice['replicas']} are advised: {advice['why']}{start}"
 
 
 def saved_sentence(savings: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from perseus_operator.api.serving.status import (
     BaselineStatus,
     CanaryStatus,
     EngineStatus,
+    LoadStatus,
     MissedClock,
     PoolFigures,
     PoolSavings,
@@ -57,6 +58,7 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         proposed_limits=_proposed(lately, pool.role) if spec is not None and _proposes(pool, spec) else None,
         baseline=_baseline(pool) if spec is not None and spec.objective.max_slowdown is not None else None,
         advice=_advice(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
+        load=_load(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
@@ -128,7 +130,13 @@ def _advice(pool: ServingPool) -> AdviceStatus:
         since=None if advice.replicas is None else stamp(advice.since_s),
         requests_per_minute=None if advice.per_s is None else round(60 * advice.per_s),
         expected_per_minute=None if advice.expected_per_s is None else round(60 * advice.expected_per_s),
+        start_seconds=None if (start_s := pool.adviser.starts.measured_s) is None else round(start_s),
     )
+
+
+def _load(pool: ServingPool) -> LoadStatus | None:
+    forecast = pool.adviser.forecast
+    return LoadStatus(until=stamp(forecast.until_s), epochs=forecast.text) if forecast.text else None
 
 
 def _canary(pool: ServingPool) -> CanaryStatus | None:
@@ -172,12 +180,17 @@ def _engine(pool: ServingPool) -> EngineStatus | None:
 
 
 def restore_from_status(pool: ServingPool, status: Mapping[str, Any], *, wall_s: float) -> None:
-    """Take from a stored status what was saved and advised, and which clocks have missed a limit: they are not tried
-    again yet.
+    """Take from a stored status what was saved, advised and counted, and which clocks have missed a limit: they are
+    not tried again yet.
     """
     advice = parse_stored(AdviceStatus, status.get("advice"))
     if advice is not None and advice.replicas is not None and advice.since is not None:
         pool.adviser.restored(advice.replicas, datetime.fromisoformat(advice.since).timestamp(), wall_s)
+    if advice is not None and advice.start_seconds is not None:
+        pool.adviser.starts.restored(advice.start_seconds)
+    load = parse_stored(LoadStatus, status.get("load"))
+    if load is not None:
+        pool.adviser.forecast.restored(load.epochs, datetime.fromisoformat(load.until).timestamp())
     stored = parse_stored(EngineStatus, status.get("engine"))
     if stored is None:
         return

@@ -30,9 +30,10 @@ def summary(pool: Mapping[str, Any]) -> Json:
     Returns:
         ``namespace``, ``name``, ``mode``, ``replicas``, ``ready`` (as the condition), ``state``, the reason that says
         most; ``clockMegahertz``, the mean of the replicas in the status, and ``limitedBy``, what held most of them,
-        unless not known; ``maxSlowdown`` of the spec, if it has one; ``limits`` by the field's name, those that follow
-        from it once there is a baseline, each with ``limit``, ``attainment`` that is asked for and ``kept``, the share
-        that kept it lately; ``savings`` and ``proposedLimits`` of the status, if there are any.
+        unless not known; ``maxSlowdown`` of the spec, if it has one; ``advised``, how many replicas, if a number is;
+        ``limits`` by the field's name, those that follow from the slowdown once there is a baseline, each with
+        ``limit``, ``attainment`` that is asked for and ``kept``, the share that kept it lately; ``savings`` and
+        ``proposedLimits`` of the status, if there are any.
     """
     metadata, status = pool["metadata"], pool.get("status") or {}
     replicas = status.get("replicas") or ()
@@ -50,6 +51,7 @@ def summary(pool: Mapping[str, Any]) -> Json:
         **({"limitedBy": max(sorted(held), key=held.__getitem__)} if held else {}),
         **({"maxSlowdown": slowdown} if (slowdown := _objective(pool).get("maxSlowdown")) else {}),
         "limits": _limits(pool),
+        **({"advised": advised} if (advised := (status.get("advice") or {}).get("replicas")) else {}),
         **{name: status[name] for name in ("savings", "proposedLimits") if status.get(name)},
     }
 
@@ -75,8 +77,11 @@ def _objective(pool: Mapping[str, Any]) -> Json:
 
 def _relative(pool: Mapping[str, Any], slowdown: str) -> Json:
     """The limits that follow from the stored baseline."""
-    baseline = (pool.get("status") or {}).get("baseline") or {}
-    role = (pool.get("spec") or {}).get("role", Role.MIXED.value)
+    status = pool.get("status") or {}
+    baseline = status.get("baseline") or {}
+    role = (pool.get("spec") or {}).get("role", Role.AUTO.value)
+    if role == Role.AUTO:
+        role = (status.get("engine") or {}).get("role", Role.MIXED.value)
     times = [name for name in TIMES if name != _NOT_OF.get(role) and name in baseline]
     slower = 1.0 + ratio_from_percent(slowdown)
     return {name: {"limit": duration(slower * seconds(baseline[name]))} for name in times}

@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_operator.families.serving.features.advice.capacity import Capacity, without_watts
+from perseus_operator.families.serving.features.advice.forecast import LoadForecast
+from perseus_operator.families.serving.features.advice.starts import UNMEASURED_S, Starts
 from perseus_operator.objects.formatting import counted, stamp
 from perseus_operator.objects.values import Now
-from perseus_solver.serving.planner import MOST_REPLICAS, Forecast, Forecaster, OperatingPoint
+from perseus_solver.serving.planner import MOST_REPLICAS, OperatingPoint
 
 MINIMUM_S: Final = 300.0
 """Of a replica that was advised: as long as an HPA waits before it scales down, unless it is set otherwise."""
-START_S: Final = 300.0
-"""Until a replica serves: weights of 140 GB at half a gigabyte a second. Nothing measures it yet."""
-EPOCH_S: Final = 900.0
-"""Of the forecast: longer than a start."""
 HEADROOM: Final = 1.25
-"""Over the load of the last minute, whatever is forecast: what doubles in a quarter of an hour grows by a quarter while
-a replica starts."""
+"""Over the load of the last minute, whatever is forecast: what doubles in a quarter of an hour grows by a quarter in
+the five minutes that a start takes, and accordingly in those that were measured."""
+_LEAST_HEADROOM: Final = 1.1
+"""However short a start is: a minute of few requests says less than the next brings."""
 TRUST: Final = 2.0
 """With less, of two replicas neither could ever be stopped."""
 _SLOT_S: Final = 10.0
@@ -79,14 +79,16 @@ class Situation:
 class Adviser:
     """The advice of one pool. It is None until the load has been counted for a minute."""
 
-    def __init__(self) -> None:
+    def __init__(self, forecast: LoadForecast | None = None) -> None:
+        """``forecast``: of the pool's load, where there is one already; another engine does not change it."""
         self.advice = Advice()
         self.capacity = Capacity()
         self._needed: deque[tuple[int, int]] = deque()
         """The most that was needed in a slot of ten seconds, with its number."""
         self._seen_per_s = 0.0
         """The most that replicas had each, on average, over a minute."""
-        self._forecast = _Forecast()
+        self.forecast = forecast or LoadForecast()
+        self.starts = Starts()
         self._holds_until_s = -math.inf
         self._computing = False
         self._compute_at_s = self._fit_at_s = -math.inf
@@ -136,7 +138,9 @@ class Adviser:
             self.refused(f"What a replica carries is not known: {refusal}.", now.wall_s)
             return
         self._seen_per_s = max(self._seen_per_s, per_s / max(1, situation.replicas))
-        expected_per_s = self._forecast.most(per_s, now.wall_s)
+        start_s = self.starts.start_s
+        headroom = max(_LEAST_HEADROOM, HEADROOM ** (start_s / UNMEASURED_S))
+        expected_per_s = self.forecast.most(per_s, now.wall_s, start_s, headroom)
         needed = max(1, point.fewest(expected_per_s))
         if needed > MOST_REPLICAS:
             why = f"{60 * expected_per_s:.3g} requests a minute need more than {MOST_REPLICAS:,} replicas."
@@ -184,7 +188,7 @@ class Adviser:
         saved_w = _drawn_w(point, advised, per_s) - _drawn_w(point, advised - 1, per_s)
         if saved_w <= 0.0:
             return math.inf
-        return min(_LONGEST_S, max(MINIMUM_S, START_S * point.watts[0] / saved_w))
+        return min(_LONGEST_S, max(MINIMUM_S, self.starts.start_s * point.watts[0] / saved_w))
 
     def _why_kept(self, advised: int, kept: int, kept_s: float, situation: Situation, wall_s: float) -> str:
         if situation.unsure and advised > kept:
@@ -212,37 +216,3 @@ def _why(point: OperatingPoint, per_s: float, expected_per_s: float, needed: int
         f"{60 * per_s:.3g} requests a minute come, and at most {60 * expected_per_s:.3g} are expected within minutes;"
         f" each of {counted(needed, 'replica')} carries {each:.3g} at its highest clock."
     )
-
-
-class _Forecast:
-    """The load until a start that is ordered now would be done."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._forecaster = Forecaster(EPOCH_S)
-        self._number: int | None = None
-        self._sum = self._heaviest = 0.0
-        self._count = 0
-        self._ahead: tuple[Forecast, ...] = ()
-
-    def most(self, per_s: float, wall_s: float) -> float:
-        """Take what comes now, and return the most that is expected."""
-        number = math.floor(wall_s / EPOCH_S)
-        if self._number is not None and number not in (self._number, self._number + 1):
-            self._begin()  # epochs that nobody counted: what comes after is not what came before
-        if self._number is None:
-            self._number = number
-        elif number > self._number:
-            mean = min(self._heaviest, self._sum / max(1, self._count))  # of equal loads it may be more by rounding
-            self._forecaster.seen(mean, self._heaviest)
-            self._ahead = self._forecaster.forecast(2)
-            self._number, self._sum, self._heaviest, self._count = number, 0.0, 0.0, 0
-        self._sum += per_s
-        self._heaviest = max(self._heaviest, per_s)
-        self._count += 1
-        soon = (number + 1) * EPOCH_S - wall_s < START_S
-        # Before there is a day to compare with, a forecast is the mean of the last hour: late both ways.
-        ahead = [one.upper for one in self._ahead[: 2 if soon else 1] if one.basis != "hours"]
-        return max(HEADROOM * per_s, *ahead) if ahead else HEADROOM * per_s
