@@ -133,6 +133,7 @@ def _saved(members: list[Member]) -> dict[str, float]:
 
 def _factored(statement: Statement, members: list[Member]) -> dict[str, float]:
     site = list(site_kwh(statement, members))
+    tokens = _total(members, "generatedTokens", beside="energyJoules")
     figures = {}
     if site and (SERVER in statement.factors or PUE in statement.factors):
         figures["siteKilowattHours"] = math.fsum(kwh for _, kwh in site)
@@ -143,6 +144,8 @@ def _factored(statement: Statement, members: list[Member]) -> dict[str, float]:
     ):
         if site and (factor := statement.factors.get(name)) is not None:
             figures[figure] = math.fsum(kwh * factor.at(slot) for slot, kwh in site) / scale
+            if tokens:
+                figures[f"{figure}PerMillionGeneratedTokens"] = _MILLION * figures[figure] / tokens
     return figures
 
 

@@ -34,6 +34,9 @@ ESTIMATED: Final = (
     "cost",
     "locationBasedKilograms",
     "marketBasedKilograms",
+    "costPerMillionGeneratedTokens",
+    "locationBasedKilogramsPerMillionGeneratedTokens",
+    "marketBasedKilogramsPerMillionGeneratedTokens",
 )
 _SPREADSHEET: Final = ("=", "+", "-", "@", "\t", "\r")
 """With which a cell begins that a spreadsheet takes for a formula; names come from tenants."""

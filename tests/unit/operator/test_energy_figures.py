@@ -89,6 +89,17 @@ def test_units_and_hours_are_those_of_the_work() -> None:
     assert found["pool"].measured["joulesPerRequest"] == pytest.approx(per_hour_kwh * 36)
 
 
+def test_money_and_carbon_of_a_million_tokens_are_those_of_its_kwh() -> None:
+    [pool] = fleet(0, 1)
+    factors = {"price": Factor(source="contract", value=0.2), "locationBased": Factor(source="grid", value=350.0)}
+    statement = replace(state(MadeUpPrometheus([pool])), factors=factors, currency="EUR")
+    [row] = [row for row in rows(statement, "job") if row.name != TOTAL]
+    kwh = row.measured["kilowattHoursPerMillionGeneratedTokens"]
+    assert row.estimated["costPerMillionGeneratedTokens"] == pytest.approx(0.2 * kwh)
+    assert row.estimated["locationBasedKilogramsPerMillionGeneratedTokens"] == pytest.approx(0.35 * kwh)
+    assert "marketBasedKilogramsPerMillionGeneratedTokens" not in row.estimated, "nobody said that factor"
+
+
 def test_intervals_of_several_jobs_are_not_added_up() -> None:
     total = next(row for row in rows(state(MadeUpPrometheus(fleet())), "job") if row.name == TOTAL)
     assert not {"savedLow", "savedHigh", "savedAsMeasuredLast"} & total.estimated.keys()
