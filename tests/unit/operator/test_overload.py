@@ -9,7 +9,7 @@ from tests.doubles.engine_pool import EnginePool
 
 from perseus_core.serving import ServingLimits, place_of
 from perseus_operator.api.conditions import Reason
-from perseus_operator.families.serving.features.overload.overload import CALM, IN_A_ROW, Overload
+from perseus_operator.families.serving.features.overload.overload import ENDS_AFTER, IN_A_ROW, Overload
 from perseus_operator.nodes.engines import EngineWindow
 
 LIMITS = ServingLimits(1.0, 0.05, 0.99)
@@ -41,9 +41,9 @@ def test_some_seconds_of_it_are_an_overload_and_a_moment_is_none(window: EngineW
 
 def test_it_ends_once_limits_were_kept_for_a_while() -> None:
     overloaded = [WAITING] * IN_A_ROW
-    assert after(*overloaded, *[AT_DEFAULT] * (CALM - 1)).replicas
-    assert not after(*overloaded, *[AT_DEFAULT] * CALM).replicas
-    again = after(*overloaded, *[AT_DEFAULT] * (CALM - 1), WAITING, *[AT_DEFAULT] * (CALM - 1))
+    assert after(*overloaded, *[AT_DEFAULT] * (ENDS_AFTER - 1)).replicas
+    assert not after(*overloaded, *[AT_DEFAULT] * ENDS_AFTER).replicas
+    again = after(*overloaded, *[AT_DEFAULT] * (ENDS_AFTER - 1), WAITING, *[AT_DEFAULT] * (ENDS_AFTER - 1))
     assert again.replicas, "one more moment of it begins the while anew"
 
 

@@ -43,7 +43,6 @@ export function showPool(pool) {
   tile(tiles, "ready", isReady.text, isReady.bad);
   tile(tiles, "mode", line.mode);
   tile(tiles, "replicas", String(line.replicas));
-  if (line.advised) tile(tiles, "replicas advised", String(line.advised));
   tile(tiles, "mean clock", megahertz(line.clockMegahertz));
   for (const [field, words] of Object.entries(TIMES)) {
     const found = kept(line, field);

@@ -20,14 +20,14 @@ from perseus_operator.nodes.engines import EngineWindow
 
 IN_A_ROW: Final = 3
 """Windows of about a second: a boost is in force for most of the first."""
-CALM: Final = 10
+ENDS_AFTER: Final = 10
 """Windows after which a replica that keeps its limits again is no longer overloaded: the condition does not flap."""
 _RATE: Final = 5
 """Windows over which first tokens are counted."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReplicaOverload:
     """What a replica does while it cannot keep a limit.
 
     Attributes:
@@ -49,13 +49,13 @@ class _Replica:
     """First tokens and seconds of the latest windows."""
     late: int = 0
     """Windows in a row in which it could not keep a limit."""
-    calm: int = CALM
+    kept: int = ENDS_AFTER
     """Windows in a row in which it could."""
-    evidence: Evidence | None = None
+    evidence: ReplicaOverload | None = None
 
     @property
     def overloaded(self) -> bool:
-        return self.evidence is not None and self.calm < CALM
+        return self.evidence is not None and self.kept < ENDS_AFTER
 
 
 class Overload:
@@ -76,25 +76,25 @@ class Overload:
         one.latest.append((sum(window.first_tokens.values()), s_from_us(window.time_us)))
         evidence = None if limits is None else _evidence(window, limits, one.latest, highest_mhz)
         if evidence is None:
-            one.late, one.calm = 0, one.calm + 1
+            one.late, one.kept = 0, one.kept + 1
             return
         one.late += 1
         if one.late >= IN_A_ROW or one.overloaded:
-            one.calm, one.evidence = 0, evidence
+            one.kept, one.evidence = 0, evidence
 
     def pods_observed(self, uids: Collection[str]) -> None:
         """These pods there are now."""
         self._replicas = {uid: one for uid, one in self._replicas.items() if uid in uids}
 
     @property
-    def replicas(self) -> dict[str, Evidence]:
+    def replicas(self) -> dict[str, ReplicaOverload]:
         """Those that are overloaded, by the UID of their pod."""
         return {uid: one.evidence for uid, one in self._replicas.items() if one.overloaded and one.evidence is not None}
 
 
 def _evidence(
     window: EngineWindow, limits: ServingLimits, latest: Collection[tuple[int, float]], highest_mhz: int
-) -> Evidence | None:
+) -> ReplicaOverload | None:
     """Why a limit will be missed that no clock helps to keep; None: it will not, or one may help."""
     steps = window.steps + window.prompt_steps
     step_s = s_from_us(window.steps_us + window.prompt_steps_us) / steps if steps else 0.0
@@ -103,7 +103,7 @@ def _evidence(
     default = window.default_us >= window.time_us
     highest = default or (not window.changed and DEFAULT_CLOCKS < highest_mhz <= window.clock_mhz)
     if limits.first_token_s is not None and wait_s > limits.first_token_s and highest:
-        return Evidence(window.waiting, wait_s, step_s, first_token=True)
+        return ReplicaOverload(window.waiting, wait_s, step_s, first_token=True)
     if limits.per_token_s is not None and window.running > 0.0 and step_s > limits.per_token_s and default:
-        return Evidence(window.waiting, wait_s, step_s, first_token=False)
+        return ReplicaOverload(window.waiting, wait_s, step_s, first_token=False)
     return None
