@@ -101,6 +101,12 @@ a price or kg of CO₂, if that is to be least. It prints replicas, GPUs of each
 hour; the gap; and whether the heaviest hour of each class, served request by request, keeps the objective.
 [All options](command-line.md#perseus-serve-plan).
 
+If a split pays, `--gateway NAME` prints manifests for that Gateway in place of the table, as `kubectl apply -f -` takes
+them: an [InferencePool](https://gateway-api-inference-extension.sigs.k8s.io) (v1) for each class, whose endpoints are
+the pods of the ServingPool of that name, and an HTTPRoute that goes by the header `x-request-class`. Which class a
+request is of, and with it how long its answer will be, the gateway has to know; nothing of ours routes, and no gateway
+was run with them. The lengths are yours to say: engines report tokens, not how long each request is.
+
 [Design note 0039](design/0039-plans-of-replicas.md) says how a day of nine classes is planned within seconds, with a
 proof.
 """

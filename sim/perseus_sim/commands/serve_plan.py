@@ -7,6 +7,7 @@ by the engines of the simulator, with the law's clocks.
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="L.csv",
         help="a row for each hour and class: hour,class,requests_per_s,prompt_tokens,output_tokens, and per_kwh (a "
         "price, or kg of CO2) if that is to be least instead of energy",
+    )
+    parser.add_argument(
+        "--gateway",
+        metavar="NAME",
+        help="print manifests for this Gateway in place of the plan: an InferencePool for each class, and an HTTPRoute",
     )
     group = replica_options(parser)
     group.add_argument(
@@ -91,6 +97,7 @@ def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[st
     """
     from perseus_solver.serving.planner import LatencyLimits, PlanRequest, PoolLoad, Tariff, plan
     from perseus_solver.serving.planner.load_csv import load_from_csv
+    from perseus_solver.serving.planner.manifests import manifests
 
     day = load_from_csv(options.load.name, _text(options.load))
     limits = LatencyLimits(**asdict(objective))
@@ -111,6 +118,9 @@ def plan_day(options: argparse.Namespace, objective: Objective) -> tuple[dict[st
         "rests on: times and watts of public tables, how they follow the clock assumed (docs/serving-rehearse.md); "
         "lengths exponential, requests independent"
     )
+    if options.gateway is not None:
+        loads = {one.name: sum(one.requests_per_s) for one in day.classes}
+        lines = [json.dumps(manifests(loads, options.gateway), indent=2)]
     document = {
         "cost": done.cost,
         "bound": done.bound,

@@ -66,6 +66,28 @@ def test_a_price_by_hour_is_what_is_least(perseus: Perseus, tmp_path: Path) -> N
     assert "by per_kwh" in out
 
 
+def test_manifests_of_classes_are_pools_of_endpoints_and_one_route(perseus: Perseus, tmp_path: Path) -> None:
+    file = load(tmp_path, "0,short,2,400,60", "0,long,1,900,60", "1,short,2,400,60", "1,long,2,900,60")
+    code, out, err = perseus("--load", file, *REPLICAS, "--gateway", "inference")
+    assert (code, err) == (0, "")
+    *pools, route = json.loads(out)["items"]
+    assert [pool["metadata"]["name"] for pool in pools] == ["short", "long"]
+    for pool in pools:
+        name = pool["metadata"]["name"]
+        assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+        assert pool["spec"] == {
+            "selector": {"matchLabels": {"perseus.energy/job": name}},
+            "targetPorts": [{"number": 8000}],
+            "endpointPickerRef": {"name": f"{name}-epp", "port": {"number": 9002}},
+        }
+    assert route["spec"]["parentRefs"] == [{"name": "inference"}]
+    *by_header, rest = route["spec"]["rules"]
+    headers = [rule["matches"][0]["headers"][0]["value"] for rule in by_header]
+    assert headers == [rule["backendRefs"][0]["name"] for rule in by_header] == ["short", "long"]
+    assert "matches" not in rest
+    assert rest["backendRefs"][0]["name"] == "short", "most requests are"
+
+
 @pytest.mark.parametrize(
     ("row", "more", "message"),
     [
@@ -75,6 +97,8 @@ def test_a_price_by_hour_is_what_is_least(perseus: Perseus, tmp_path: Path) -> N
         ("0,chat,1,400,60", ("--parallel", "3"), "must be different ones of 1, 2, 4 and 8 with commas between, not 3"),
         ("0,chat,1,400,60", ("--start-s", "7200"), "epoch_s must be at least the longest start_s, 7200"),
         ("0,chat,1,400,60", ("--spare", "-1"), "must be a whole number from 0 to 16, not -1"),
+        ("0,Chat room,1,400,60", ("--gateway", "g"), "'Chat room' must be a name of an object"),
+        ("0,chat,1,400,60", ("--gateway", ""), "'' must be a name of an object"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
