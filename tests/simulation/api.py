@@ -52,6 +52,13 @@ class ApiServer(MemoryCluster):
             if before.get(uid) != now.get(uid):
                 self.tell(lambda operator, uid=uid: _observe_pod(operator, now.get(uid), before.get(uid)))
 
+    def apply(self, namespace: str, name: str, uid: str, spec: Json, kind: str = keys.KIND) -> None:
+        """Create a PerseusJob or a ServingPool, or change its spec."""
+        known = self.jobs.get(uid)
+        generation = known["metadata"]["generation"] + 1 if known else 1
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "generation": generation}
+        self._put({**(known or {}), "kind": kind, "metadata": metadata, "spec": spec})
+
     def apply_budget(self, name: str, spec: Json) -> None:
         """An administrator creates a PowerBudget, or changes its spec."""
         known = self.budgets.get(name)
@@ -88,7 +95,7 @@ class ApiServer(MemoryCluster):
         return str(self._version)
 
     def delete(self, uid: str) -> None:
-        """Delete a PerseusJob."""
+        """Delete a PerseusJob or a ServingPool."""
         self._remember()
         if self.jobs.pop(uid, None) is not None:
             self.tell(lambda operator: operator.job_deleted(uid))
@@ -98,8 +105,8 @@ class ApiServer(MemoryCluster):
         self._version += 1
         job["metadata"] = {**job["metadata"], "resourceVersion": str(self._version)}
         self.jobs[job["metadata"]["uid"]] = job
-        text = json.dumps({"kind": keys.KIND, **job})
-        self.tell(lambda operator: operator.observe_job(json.loads(text)))
+        text = json.dumps(job)
+        self.tell(lambda operator: operator.observe_job(json.loads(text), job["kind"]))
         return str(self._version)
 
     def tell(self, event: Callable[[Operator], None]) -> None:
@@ -184,8 +191,8 @@ class ApiConnection:
         """The watch is back after a 410: everything is listed again. What was deleted meanwhile nobody says."""
         self._held.clear()
         for job in list(self.server.jobs.values()):
-            text = json.dumps({"kind": keys.KIND, **job})
-            self.tell(lambda operator, text=text: operator.observe_job(json.loads(text)))
+            text, kind = json.dumps(job), job["kind"]
+            self.tell(lambda operator, text=text, kind=kind: operator.observe_job(json.loads(text), kind))
         for budget in self.server.budgets.values():
             self.tell(lambda operator, budget=budget: operator.budgets.observe(json.loads(json.dumps(budget))))
         for pod in self.server.pods:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Final
 
-from tests.simulation.faults import Fault
+from tests.simulation.faults import OF_SERVING, Fault
 from tests.simulation.gpus import LIMIT_W
 from tests.simulation.scheduler import NS
 from tests.simulation.world import BUDGET, World
@@ -35,6 +35,7 @@ OF_OPERATORS: Final = frozenset(
         "watch silent",
         "watch repeats",
         "stranger calls",
+        *OF_SERVING,
     )
 )
 """Faults for which a budget that is kept is not exceeded."""

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from tests.simulation.gpus import CLOCKS_MHZ, REASON_OF_FOREIGN
 from tests.simulation.network import REQUESTS
+from tests.simulation.serving import OWN
 from tests.simulation.training import forge
-from tests.simulation.world import BUDGET, PLANNED_W, World
+from tests.simulation.world import BUDGET, NAMESPACE, PLANNED_W, World
 
 from perseus_agent.devices.base import EventReason
 
@@ -98,12 +99,14 @@ def _vanish(world: World, fault: Fault) -> None:
     node = _node(world, fault)
     if node.up:
         node.vanish()
+        world.serving.end_engine(node.name)
         for job in world.training.values():  # a rank is gone: its job ends, and its user starts it again
             job.end()
 
 
 def _come_back(world: World, fault: Fault) -> None:
     _node(world, fault).come_back()
+    world.serving.start_engine(_node(world, fault).name)
     for number, name in enumerate(list(world.training)):
         if not world.training[name].ranks and f"{name}-{next(iter(world.nodes))}" in world._pods:
             world.start_training(name, number)
@@ -149,6 +152,7 @@ def _evict(world: World, fault: Fault) -> None:
     for number in range(len(world.training)):
         world.training[f"job-{number}"].end()
         _start_later(world, f"job-{number}", number, fault)
+    world.serving.restart_engine(node.name)
     node.kill_keeper()
     node.kill_agent()
 
@@ -208,7 +212,8 @@ def _edit(world: World, fault: Fault) -> None:
 
 def _limit(world: World, fault: Fault) -> None:
     """An administrator limits the power of the jobs that are planned, between what they need and what they like."""
-    world.api.apply_budget(BUDGET, {"watts": int(PLANNED_W[0] + fault.value * (PLANNED_W[1] - PLANNED_W[0]))})
+    watts = int(PLANNED_W[0] + fault.value * (PLANNED_W[1] - PLANNED_W[0]))
+    world.api.apply_budget(BUDGET, {"watts": watts, "selector": {"namespaces": [NAMESPACE]}})
 
 
 def _foreign(world: World, fault: Fault) -> None:
@@ -268,6 +273,52 @@ def _tear(world: World, fault: Fault) -> None:
         node.disk.journal.write_bytes(data[: int(len(data) * fault.value)])
 
 
+def _engine(world: World, fault: Fault) -> Any:
+    return world.serving.engines[_node(world, fault).name]
+
+
+def _of_pool(change: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
+    """A user edits the ServingPool, and takes it back."""
+    return {"begin": lambda w, f: w.serving.edit(change), "end": lambda w, f: w.serving.edit(back)}
+
+
+def _replace_engines(world: World, fault: Fault) -> None:
+    """A user rolls out another model, on one node or on all."""
+    names = [_node(world, fault).name] if fault.value < 0.5 else list(world.nodes)
+    for name in names:
+        world.serving.replace(name, "model-b")
+
+
+def _roll_back(world: World, fault: Fault) -> None:
+    for name in world.nodes:
+        world.serving.replace(name, OWN)
+
+
+def _recreate_pool(world: World, fault: Fault) -> None:
+    if not world.serving.uid:
+        world.serving.apply()
+
+
+def _rescale(world: World, fault: Fault) -> None:
+    name = _node(world, fault).name
+    if name not in world.serving.pods and world.nodes[name].up:
+        world.serving.start_pod(name)
+
+
+KINDS_OF_SERVING: Final[dict[str, Kind]] = {
+    "engine hangs": Kind(**_set(_engine, "hangs", True, False), lasts_s=(0.3, 10.0), weight=4),
+    "engine lies": Kind(**_set(_engine, "lie", lambda f: f.value, None), lasts_s=(0.3, 10.0), weight=4),
+    "engine killed": Kind(lambda w, f: w.serving.restart_engine(_node(w, f).name), weight=3),
+    "engines replaced": Kind(_replace_engines, _roll_back, (5.0, 15.0), may_stay=True),
+    "prompts burst": Kind(lambda w, f: _engine(w, f).waiting.extend([w.scheduler.now_ns] * (1 + int(30 * f.value)))),
+    "requests stop": Kind(**_set(_engine, "idle", True, False), lasts_s=(1.0, 15.0)),
+    "pool deleted": Kind(lambda w, f: w.serving.delete(), _recreate_pool, (1.0, 10.0), may_stay=True),
+    "pool suspended": Kind(**_of_pool({"suspend": True}, {"suspend": False}), lasts_s=(1.0, 10.0), may_stay=True),
+    "pool recommends": Kind(**_of_pool({"mode": "Recommend"}, {"mode": "Enforce"}), lasts_s=(1.0, 10.0), may_stay=True),
+    "pool's canary": Kind(**_of_pool({"mode": "Canary"}, {"mode": "Enforce"}), lasts_s=(1.0, 10.0), may_stay=True),
+    "pool scaled": Kind(lambda w, f: w.serving.end_pod(_node(w, f).name), _rescale, (1.0, 10.0), may_stay=True),
+}
+OF_SERVING: Final = frozenset(KINDS_OF_SERVING)
 KINDS: Final[dict[str, Kind]] = {
     "agent killed": Kind(lambda w, f: _node(w, f).kill_agent(), weight=4),
     "agent terminated": Kind(lambda w, f: _node(w, f).terminate_agent()),
@@ -311,6 +362,7 @@ KINDS: Final[dict[str, Kind]] = {
     "stranger calls": Kind(_stranger),
     "rank forges": Kind(_forge, lambda w, f: None, (1.0, 15.0), weight=6),
     "clock set": Kind(_jump, weight=1),
+    **KINDS_OF_SERVING,
 }
 
 

@@ -27,7 +27,7 @@ from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.keeper.link import LOOK_S
 from perseus_agent.lifecycle import CHECK_S, SILENT_S, STUCK
 from perseus_agent.node.node import Node
-from perseus_agent.node.processes import TrainingSession
+from perseus_agent.node.processes import Session
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.servers.grpc_service import AgentService
 from perseus_agent.settings import Settings
@@ -267,10 +267,10 @@ class SimulatedNode:
         if self.agent is None or not self.agent.process.alive:
             self._again(self.start_agent)
 
-    # ------------------------------------------------------------------------------------------------ training
+    # ------------------------------------------------------------------------------------------------ its processes
 
-    def admit(self, session: TrainingSession) -> Process | None:
-        """Have the agent take in a training process; None: there is none that serves."""
+    def admit(self, session: Session) -> Process | None:
+        """Have the agent take in a training process, or an engine; None: there is none that serves."""
         agent = self.agent
         if agent is None or agent.node is None or not agent.process.alive or agent.service is None:
             return None
@@ -285,7 +285,7 @@ class SimulatedNode:
         self._spawn(agent.process, "local-socket", admit)
         return agent.process
 
-    def leave(self, session: TrainingSession, process: Process) -> None:
+    def leave(self, session: Session, process: Process) -> None:
         """The agent's socket notices that a process has gone."""
         agent = self.agent
         if agent is not None and agent.process is process and process.alive and agent.node is not None:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from tests.doubles.kept import kept
 from tests.simulation.energy import Energy
-from tests.simulation.faults import Fault
+from tests.simulation.faults import OF_SERVING, Fault
 from tests.simulation.gpus import Gpu
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import NS
+from tests.simulation.serving_promises import ServingPromises
 from tests.simulation.world import STAGES, World
 
 from perseus_agent.clocks.standing import Standing
@@ -32,7 +33,8 @@ MOST_KEPT: Final = 8_000
 OF_THE_API: Final = frozenset(
     ("API away", "API fails", "API stale", "watch silent", "watch repeats", "kubelet away", "clock set", "link blinks")
 )
-"""Faults beside which no lease runs out: a link that is back after a second is no reason either."""
+"""Faults beside which no lease runs out, as beside those of engines: a link that is back after a second is no reason
+either."""
 
 
 class Promises:
@@ -58,6 +60,7 @@ class Promises:
         self._foreign = False
         self._forged: set[str] = set()
         self.energy = Energy(world)
+        self.serving = ServingPromises(world)
         world.network.answered = self._accepted
         for node in world.nodes.values():
             for gpu in node.gpus:
@@ -93,7 +96,7 @@ class Promises:
             until_ns = self._now.now_ns + int((fault.lasts_s + DRIVER[fault.kind]) * NS)
             node = self._node_of(fault)
             self._excused_ns[node] = max(self._excused_ns.get(node, 0), until_ns)
-        if fault.kind not in OF_THE_API:
+        if fault.kind not in OF_THE_API | OF_SERVING:
             self._not_only_api_ns = self._now.now_ns + int(20 * NS)
 
     def _node_of(self, fault: Fault) -> str:
@@ -104,6 +107,7 @@ class Promises:
     def _look(self) -> None:
         for node in self._world.nodes.values():
             self._look_at(node)
+        self.serving.look()
         self._now.after(LOOK_S, self._look)
 
     def _look_at(self, node: SimulatedNode) -> None:
@@ -156,6 +160,9 @@ class Promises:
                 gpu.uuid in node.kubelet.given.get((pod.namespace, pod.name), ()) for pod in lease.pods.values()
             ):
                 return ""
+        serving = self.serving.why_wrong(gpu, {uid for lease in leases for uid in lease.pods})
+        if serving is not None:
+            return serving
         rank = self._world.on_gpu.get(gpu.uuid)
         if rank is not None and rank.process.alive and any(rank.pod_uid in lease.pods for lease in leases):
             return ""
@@ -211,7 +218,7 @@ class Promises:
     def check_end(self, quiet_s: float) -> None:
         """What must be so after a while without faults: what was asked for is in force, and nothing moves."""
         checks = self._check_memory, self._check_jobs, self._check_rest, self._check_steady
-        for check in (*checks, self.energy.check_budget, self._check_energy):
+        for check in (*checks, self._check_serving, self.energy.check_budget, self._check_energy):
             if not self._now.failures:
                 check(quiet_s)
 
@@ -225,6 +232,9 @@ class Promises:
                     self._now.fail(
                         f"promise 10: {replica.name} keeps {values} values of the iterations of {runner.ref}"
                     )
+
+    def _check_serving(self, quiet_s: float) -> None:
+        self.serving.check(quiet_s, self._foreign)
 
     def _check_energy(self, quiet_s: float) -> None:
         self.energy.check_sums(quiet_s, self._forged)

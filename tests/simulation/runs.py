@@ -115,7 +115,7 @@ def run(seed: int, faults: Sequence[Fault] | None = None, *, tracing: bool = Fal
             (scheduler.now_ns - begin_ns) / NS,
             machine.REAL_PROCESS_TIME() - began_s,
             scheduler.digest,
-            sorted(log.reached),
+            sorted(log.reached.keys() | promises.serving.reached),
             list(scheduler.trace) if tracing else [],
         )
     finally:

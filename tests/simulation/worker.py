@@ -7,6 +7,7 @@ an outcome, as JSON.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.machinery
 import json
@@ -109,12 +110,14 @@ def main() -> None:
     from tests.simulation import faults, runs
 
     from perseus_agent.clocks import gpu_worker
+    from perseus_operator.families.serving import work
     from perseus_solver.search import pool
 
     # The kernel's figure of what a thread has computed.
     gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
     for budget in ("_WORK", "_WORK_ONE"):  # plans need not be good here
         setattr(pool, budget, getattr(pool, budget) / 400)
+    work.fit = functools.cache(work.fit)  # of the profile of engines, which all seeds share
     sys.unraisablehook = lambda _: None
     gc.disable()
     runs.warm_up()

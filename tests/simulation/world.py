@@ -16,6 +16,7 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network, SimulatedPool
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.serving import Serving
 from tests.simulation.training import Rank, TrainingJob, Work
 
 from perseus_core import keys
@@ -118,7 +119,7 @@ class World:
         machine.use(self.scheduler)
         machine.sync[:] = [self._sync]
         self.nodes = {
-            name: SimulatedNode(name, self.scheduler, folder / name, STAGES * jobs)
+            name: SimulatedNode(name, self.scheduler, folder / name, STAGES * jobs + 1)
             for name in (f"node-{number}" for number in range(nodes))
         }
         agents = {f"agent-{name}": (name, f"{name}:9500") for name in self.nodes}
@@ -132,6 +133,7 @@ class World:
         """The process that was last started on each GPU."""
         self.specs: dict[str, Any] = {}
         self.uids: dict[str, str] = {}
+        self.serving = Serving(self.scheduler, self.api, self.nodes)
         self._pods: dict[str, Pod] = {}
         self._number = 0
         self._jobs = jobs
@@ -158,6 +160,9 @@ class World:
             self.start_operator(replica)
         for number in range(self._jobs):
             self.create_job(f"job-{number}", number)
+        for name in self.nodes:
+            self.serving.start_pod(name)
+        self.serving.apply()
 
     def start_operator(self, replica: Replicated) -> None:
         """Start a replica's next process."""
@@ -262,7 +267,7 @@ class World:
             gpus = node.gpus[STAGES * number : STAGES * (number + 1)]
             node.kubelet.given[NAMESPACE, pod.name] = tuple(gpu.uuid for gpu in gpus)
             places += [(node, gpu, pod.uid) for gpu in gpus]
-        self.api.put_pods(self._pods.values())
+        self._pods_changed()
         job.start(places, len(self.nodes))
         self.on_gpu.update((rank.gpu.uuid, rank) for rank in job.ranks)
 
@@ -273,4 +278,8 @@ class World:
             pod = f"{name}-{node.name}"
             self._pods.pop(pod, None)
             node.kubelet.given.pop((NAMESPACE, pod), None)
-        self.api.put_pods(self._pods.values())
+        self._pods_changed()
+
+    def _pods_changed(self) -> None:
+        engines = [pod for pod in self.api.pods if pod.namespace != NAMESPACE]
+        self.api.put_pods([*self._pods.values(), *engines])

@@ -1,0 +1,168 @@
+"""What is promised of a serving pool: default clocks as soon as its engine says nothing, or what cannot be true; and in
+the end clocks that follow the load where the user wants it, and a status that says what is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from tests.simulation.gpus import Gpu
+from tests.simulation.scheduler import NS
+from tests.simulation.serving import KV_CAPACITY, KV_TOKENS, OWN, Engine
+from tests.simulation.world import World
+
+from perseus_core.serving import ClockReason
+from perseus_operator.families.serving.pool import ServingPool
+
+CONFIRMED_S: Final = 40.0
+"""A profile is confirmed for sure, whoever serves the pool: ten windows, twice, after a restart."""
+OBEYED_S: Final = 8.0
+"""Within which a replica that follows its table is at its clock: prompts, and another load, are seldom longer."""
+STATES: Final = {
+    ClockReason.BOOST: "a boost was asked",
+    ClockReason.NO_SAMPLE: "an engine's silence gave default clocks",
+    ClockReason.IMPOSSIBLE_SAMPLE: "an engine's lie gave default clocks",
+    ClockReason.FLOOR: "a replica followed its table",
+}
+
+
+class ServingPromises:
+    """Looks at the pool of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._now = world.scheduler
+        self.reached: set[str] = set()
+        """Rare states."""
+        self._clocks: dict[str, list[tuple[int, int, int]]] = {}
+        """By node: when, at which clock and with how many requests its engine was, lately."""
+
+    # ------------------------------------------------------------------------------------------------ all the time
+
+    def why_wrong(self, gpu: Gpu, leased: Collection[str]) -> str | None:
+        """Why a GPU of the pool must not be locked; empty: it may; None: it is none of the pool's.
+
+        Args:
+            gpu: that is locked.
+            leased: UIDs of the pods that a lease of its node names.
+        """
+        engine = self._engine_on(gpu)
+        if engine is None:
+            return None
+        if not engine.process.alive:
+            return "the end of its engine"
+        if engine.hangs:
+            return "the silence of its engine"
+        if engine.lie is not None:
+            return "the lie of its engine"
+        return "" if engine.pod_uid in leased else "the end of its lease"
+
+    def look(self) -> None:
+        """Note what its replicas do."""
+        for name, engine in self._world.serving.engines.items():
+            agent = engine.node.agent
+            if agent is None or agent.node is None or not agent.process.alive or engine.session is None:
+                continue
+            instance, governor = engine.session._instance, agent.node.workers[engine.gpu.uuid].governor
+            if instance is None:
+                continue
+            choice = instance._choice
+            if choice.reason in STATES and (choice.clock_mhz or governor.writes):
+                self.reached.add(STATES[choice.reason])
+            seen = self._clocks.setdefault(name, [])
+            seen.append((self._now.now_ns, engine.gpu.locked_mhz, engine.running))
+            del seen[: -int(OBEYED_S / 0.1)]
+
+    def _engine_on(self, gpu: Gpu) -> Engine | None:
+        return next((each for each in self._world.serving.engines.values() if each.gpu is gpu), None)
+
+    # ------------------------------------------------------------------------------------------------ in the end
+
+    def check(self, quiet_s: float, foreign: bool) -> None:
+        """What must be so after a while without faults.
+
+        Args:
+            quiet_s: how long there were none.
+            foreign: whether another program has set clocks: its lock stays until leases end.
+        """
+        serving = self._world.serving
+        if foreign:
+            return
+        if not serving.uid or serving.spec.get("suspend") or serving.spec["mode"] not in ("Enforce", "Canary"):
+            self._check_default(quiet_s, "gone, suspended, or in a mode that sets no clocks")
+            return
+        engines = [engine for engine in serving.engines.values() if engine.process.alive]
+        if not engines:
+            self._check_default(quiet_s, "without engines")
+            return
+        self._check_conditions(quiet_s, engines)
+        if not self._now.failures:
+            self._check_clocks(quiet_s, engines)
+
+    def _check_default(self, quiet_s: float, why: str) -> None:
+        for node in self._world.nodes.values():
+            if node.gpus[-1].locked_mhz:
+                self._now.fail(f"promise 2: {node.gpus[-1].uuid} is locked {quiet_s:.0f} s after the pool was {why}")
+
+    def _check_conditions(self, quiet_s: float, engines: list[Engine]) -> None:
+        """The status says of the pool what is so."""
+        job = self._world.api.jobs.get(self._world.serving.uid) or {}
+        conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", ())}
+        models = {engine.model for engine in engines}
+        self._expect(conditions, "SignalsReady", "EnginesDiffer" if len(models) > 1 else "SignalsSeen", quiet_s)
+        if models == {OWN} and self._steady:
+            self._expect(conditions, "ProfileReady", "ProfileFitted", quiet_s)
+            wanted = "Canary" if self._world.serving.spec["mode"] == "Canary" else "TableInForce"
+            self._expect(conditions, "ClocksApplied", wanted, quiet_s)
+
+    @property
+    def _steady(self) -> bool:
+        return self._now.now_ns - self._world.serving.changed_ns > CONFIRMED_S * NS
+
+    def _expect(self, conditions: Any, kind: str, reason: str, quiet_s: float) -> None:
+        said = conditions.get(kind, {"reason": "absent", "message": ""})
+        if said["reason"] != reason and not self._now.failures:
+            self._now.fail(
+                f"convergence: {quiet_s:.0f} s after the last fault the pool's {kind} says {said['reason']} in place of"
+                f" {reason}: {said['message']}"
+            )
+
+    def _check_clocks(self, quiet_s: float, engines: list[Engine]) -> None:
+        """Each replica is at the clock of its table, or at default clocks where the operator wants it to be."""
+        pool = self._pool()
+        if pool is None:
+            self._now.fail(f"promise 6: no replica serves the pool {quiet_s:.0f} s after the last fault")
+            return
+        wall_s = (self._now.now_ns + self._now.wall_offset_ns) / NS
+        for engine in engines:
+            table, uid = pool.model.table, engine.pod_uid
+            follows = table is not None and pool.follows(uid) and uid != pool.switched_back(wall_s)
+            tries = uid == pool.trials.canary and pool.trying(wall_s)
+            if not follows and not tries and engine.gpu.locked_mhz:
+                self._now.fail(
+                    f"promise 6: {engine.gpu.uuid} is locked at {engine.gpu.locked_mhz} MHz without an order"
+                )
+            if follows and not tries and table is not None and engine.model == OWN:
+                seen = self._clocks.get(engine.node.name, [])
+                load = {n: table.clock_mhz(n, n * KV_TOKENS / KV_CAPACITY) for _, _, n in seen}
+                raised = self._trim(engine) > 0.0
+                if not any(mhz == load[n] or (raised and (mhz == 0 or mhz > load[n])) for _, mhz, n in seen):
+                    clocks = sorted({mhz for _, mhz, _ in seen})
+                    self._now.fail(
+                        f"promise 6: {engine.gpu.uuid} follows a table that says {sorted(load.items())}, and was at"
+                        f" {clocks} MHz for {OBEYED_S:.0f} s"
+                    )
+
+    def _trim(self, engine: Engine) -> float:
+        """How far the law of its agent has raised the clock since requests missed their limits."""
+        instance = engine.session._instance if engine.session is not None else None
+        return instance._law.trim if instance is not None and instance._law is not None else 0.0
+
+    def _pool(self) -> ServingPool | None:
+        """As the replica that serves it knows it."""
+        for replica in self._world.replicas:
+            runner = replica.operator._runners.get(self._world.serving.uid) if replica.operator is not None else None
+            if runner is not None:
+                return runner.family.pool  # type: ignore[no-any-return,attr-defined]
+        return None
