@@ -270,6 +270,66 @@ MUTANTS: Final = {
             ("max(fitting, default=frontier.ceilings_mw[0][0])", "frontier.ceilings_mw[-1][0]"),
             needs=("power limited", "link cut"),
         ),
+        _mutant(
+            "silence-of-an-engine-unnoticed",
+            "perseus_agent.serving.law",
+            "promise 2",
+            ("        if now_s - self._sampled_s > self._settings.silence_s:\n", "        if False:\n"),
+            needs=("engine hangs",),
+        ),
+        _mutant(
+            "lie-of-an-engine-believed",
+            "perseus_agent.serving.law",
+            "promise 2",
+            (
+                "self._sample = sample if sample.possible and sample.time_s >= self._engine_s else None",
+                "self._sample = sample",
+            ),
+            needs=("engine lies",),
+        ),
+        _mutant(
+            "counts-that-fall-believed",
+            "perseus_agent.serving.samples",
+            "promise 2",
+            ("if not _grows(before.counts, reading.counts):", "if False:"),
+            needs=("engine lies",),
+        ),
+        _mutant(
+            "table-of-one-request",
+            "perseus_agent.serving.law",
+            "promise 6",
+            ("self.table.clock_mhz(sample.running + sample.prefilling,", "self.table.clock_mhz(1,"),
+        ),
+        _mutant(
+            "boost-for-ten-minutes",
+            "perseus_agent.serving.law",
+            "promise 6",
+            ("if now_s - self._boosted_s >= self._settings.hold_s:", "if now_s - self._boosted_s >= 600.0:"),
+        ),
+        _mutant(
+            "canary-of-all-replicas",
+            "perseus_operator.families.serving.pool",
+            "promise 3",
+            (
+                "return (spec.mode is Mode.ENFORCE and stage is not Stage.CANARY) or pod_uid == self.trials.canary",
+                "return True",
+            ),
+            needs=("pool's canary",),
+        ),
+        _mutant(
+            "pool-recommends-and-sets-clocks",
+            "perseus_operator.api.serving.spec",
+            "promise 3",
+            ("return self.mode.sets_clocks and self.limited", "return self.limited"),
+            needs=("pool recommends",),
+        ),
+        _mutant(
+            "engines-of-other-models-follow",
+            "perseus_operator.families.serving.features.signals.replicas",
+            "promise 3",
+            ("(one for one in replicas if one.fingerprint == chosen)", "replicas"),
+            needs=("engines replaced",),
+        ),
     )
 }
 

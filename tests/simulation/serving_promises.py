@@ -97,6 +97,7 @@ class ServingPromises:
             self._check_default(quiet_s, "without engines")
             return
         self._check_conditions(quiet_s, engines)
+        self._check_alone(quiet_s, engines)
         if not self._now.failures:
             self._check_clocks(quiet_s, engines)
 
@@ -127,6 +128,19 @@ class ServingPromises:
                 f"convergence: {quiet_s:.0f} s after the last fault the pool's {kind} says {said['reason']} in place of"
                 f" {reason}: {said['message']}"
             )
+
+    def _check_alone(self, quiet_s: float, engines: list[Engine]) -> None:
+        """Of two engines that differ one follows a table at most, and in mode Canary of all one."""
+        mode, models = self._world.serving.spec["mode"], {engine.model for engine in engines}
+        since_ns = self._now.now_ns - int(OBEYED_S * NS)
+        locked = [
+            engine.gpu.uuid
+            for engine in engines
+            if any(mhz and at_ns > since_ns for at_ns, mhz, _ in self._clocks.get(engine.node.name, ()))
+        ]
+        if len(locked) > 1 and (mode == "Canary" or len(models) > 1):
+            of = f"in mode {mode} with engines of {' and '.join(sorted(models))}"
+            self._now.fail(f"promise 3: {' and '.join(locked)} are locked {quiet_s:.0f} s after the last fault, {of}")
 
     def _check_clocks(self, quiet_s: float, engines: list[Engine]) -> None:
         """Each replica is at the clock of its table, or at default clocks where the operator wants it to be."""
