@@ -24,6 +24,8 @@ from perseus_operator.clients.agents.client import AgentPool
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 KEEPALIVE_S: Final = 10.0
+MOST_BYTES: Final = 16_384
+"""Of a message: of jobs of four ranks, whatever these write, and of one engine on a node."""
 OPERATOR: Final = "perseus-operator"
 """The name in an operator's certificate."""
 REQUESTS: Final = {
@@ -82,12 +84,22 @@ class Network:
         self.scheduler = scheduler
         self.nodes = nodes
         self.links: dict[tuple[str, str], Link] = {}
+        self.largest: dict[str, int] = {}
+        """Bytes of the longest message, by method."""
         self.answered: Callable[[str, SimulatedNode, str, Any], None] = lambda *_: None
         """Called with operator, node, method and request when a command has been accepted."""
 
     def link(self, operator: str, node: str) -> Link:
         """Between these two."""
         return self.links.setdefault((operator, node), Link())
+
+    def weigh(self, method: str, data: bytes) -> bytes:
+        """Return a message as it is. Promise 10: none is longer than what it has to say."""
+        if len(data) > self.largest.get(method, 0):
+            self.largest[method] = len(data)
+            if len(data) > MOST_BYTES:
+                self.scheduler.fail(f"promise 10: a message of {method} has {len(data):,} bytes")
+        return data
 
     def send(self, link: Link, deliver: Callable[[], None]) -> None:
         """Deliver a message, sooner or later, once or not."""
@@ -135,6 +147,7 @@ class _Call:
         self._server: Process | None = None
         self._last: Any = None
         if request is not None:
+            network.weigh(method, request)
             network.send(self.link, lambda: self._begin(request))
         else:
             network.send(self.link, lambda: self._begin(b""))
@@ -157,6 +170,8 @@ class _Call:
         return self._ended is not None
 
     def more(self, payload: bytes) -> None:
+        self.network.weigh(self.method, payload)
+
         def deliver() -> None:
             self._more.append(payload)
             if self._asking is not None:
@@ -235,7 +250,7 @@ class _Call:
                 self._in_order(lambda: self._end(StopAsyncIteration()))
             else:
                 asked = REQUESTS[self.method].FromString(request)
-                data = method(asked, self.context).SerializeToString()
+                data = network.weigh(self.method, method(asked, self.context).SerializeToString())
                 network.answered(self.operator.name, self.node, self.method, asked)
                 network.send(self.link, lambda: self._arrive(data))
         except Aborted as aborted:
@@ -254,6 +269,7 @@ class _Call:
             scheduler.wait(self._asking, 1.0)
 
     def _stream(self, data: bytes) -> None:
+        self.network.weigh(self.method, data)
         self._in_order(lambda: self._arrive(data))
 
     def _in_order(self, deliver: Callable[[], None]) -> None:

@@ -242,12 +242,20 @@ class Promises:
     def _check_jobs(self, quiet_s: float) -> None:
         for name, uid in self._world.uids.items():
             job, training = self._world.api.jobs.get(uid), self._world.training[name]
-            if job is None or not training.ranks or name in self._forged:
+            if job is None or name in self._forged:
                 continue
             conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", ())}
-            if not self._may_lock(name):
-                continue
             ready = conditions.get("Ready", {"status": "absent", "reason": "", "message": ""})
+            why = self._why_no_clock(name)
+            said = conditions.values() if self._world.specs[name].get("mode") else [ready]
+            if why and why not in {each["reason"] for each in said}:
+                self._now.fail(
+                    f"convergence: {name} says {ready['reason']}: {ready['message']} {quiet_s:.0f} s after the last"
+                    f" fault; it is {why}"
+                )
+                return
+            if why or not training.ranks or not self._may_lock(name):
+                continue
             if ready["reason"] == "GpuNotControllable" and self._foreign:
                 return  # it says so, and leaves what another program has set until the lease ends
             if ready["status"] != "True":
@@ -265,6 +273,15 @@ class Promises:
                         f" {rank.gpu.locked_mhz or 'default'} MHz{f' instead of {wanted}' if wanted else ''}"
                     )
                     return
+
+    def _why_no_clock(self, name: str) -> str:
+        """The reason that is true of a job whose clocks must not be set; empty: there is none."""
+        spec = self._world.specs[name]
+        if spec.get("mode", "Enforce") != "Enforce":
+            return "" if spec.get("suspend") or not self._world.has_pods(name) else "RecommendOnly"
+        if spec.get("suspend"):
+            return "Suspended"
+        return "" if self._world.has_pods(name) else "NoPods"
 
     def _may_lock(self, name: str) -> bool:
         spec = self._world.specs[name]

@@ -293,13 +293,14 @@ class Serving:
 
     def _rest(self, engine: Engine) -> None:
         """Nothing is to be done: the engine's last step has said so, and beats go on."""
-        if engine.running:
-            engine.running = 0
-            engine.gpu.execute(0.0)
-            if engine.writer is not None:
-                engine.writer.step(0, 0, 0, 0, step_us=None)
-        if engine.writer is not None:
-            engine.writer.beat()
+        writer = engine.writer
+        if writer is not None and (engine.running or engine.lie is not None):
+            writer.step(0, 0, 0, 0, step_us=None)
+            self._lie(engine, writer)
+        if writer is not None:
+            writer.beat()
+        engine.running = 0
+        engine.gpu.execute(0.0)
         self.scheduler.pause(BEAT_S)
 
     def _step(self, engine: Engine) -> None:
@@ -331,6 +332,10 @@ class Serving:
             generated_tokens=engine.running,
             requests=int(ends),
         )
+        self._lie(engine, writer)
+
+    @staticmethod
+    def _lie(engine: Engine, writer: EngineWriter) -> None:
         if engine.lie is not None:
             lie(writer, int(engine.lie * 4))
 

@@ -280,6 +280,10 @@ class World:
             node.kubelet.given.pop((NAMESPACE, pod), None)
         self._pods_changed()
 
+    def has_pods(self, name: str) -> bool:
+        """Whether pods of a training job exist."""
+        return any(pod.job == name for pod in self._pods.values())
+
     def _pods_changed(self) -> None:
         engines = [pod for pod in self.api.pods if pod.namespace != NAMESPACE]
         self.api.put_pods([*self._pods.values(), *engines])

@@ -150,7 +150,8 @@ def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement
             f"{message}{unsteered}: every job runs its plan of least power.",
         )
     if unknown:
-        message = f"{len(unknown)} of {len(members)} jobs have no frontier yet, first {unknown[0]}."
+        counts = f"{len(unknown)} of {len(members)} jobs"
+        message = f"It is not known what {counts} draw, first {unknown[0]}: no frontier yet, or suspended."
         return BudgetStatement(BudgetCondition.KEPT, None, BudgetReason.POWER_UNKNOWN, message)
     total_w = allocation.total_w + decision.reserved_w
     worth = f"one more kilowatt is worth {1000 * allocation.price:.3g} GPUs" if allocation.price else "all have enough"

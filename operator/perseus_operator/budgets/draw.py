@@ -60,9 +60,10 @@ def member_from_status(job: str, priority: int, status: Mapping[str, Any]) -> Me
         status: of the PerseusJob; what cannot be read in it is not known.
     """
     conditions = stored_items(status.get("conditions"))
-    if any(each.get("type") == ConditionType.ACTIVE and each.get("status") == "False" for each in conditions):
-        return None
+    active = not any(each.get("type") == ConditionType.ACTIVE and each.get("status") == "False" for each in conditions)
     share = parse_stored(ShareStatus, status.get("powerBudget"))
+    if not active and (share is None or share.draw is None):  # a suspended job may draw power nevertheless
+        return None
     if share is None:
         return Member(job, priority)
     draw = share.draw or DrawStatus()

@@ -182,9 +182,10 @@ def member_of(job: Job, family: Family, now: Now, *, settled: bool) -> Member | 
         now: the time.
         settled: whether every process that runs must have been seen.
     """
-    if job.spec is None or not job.nodes.occupied:
+    if job.spec is None or not (job.nodes.occupied or job.let_alone):
         return None
     if job.fenced is not None:
         return Member(str(job.ref), job.spec.priority)  # what it draws is not ours to know: it keeps its share
-    member = family.member(now, settled=settled)
+    # Of GPUs that are let alone the agents say nothing, however long it is waited.
+    member = family.member(now, settled=settled and not job.let_alone)
     return replace(member, gpus=sum(len(node.gpu_uuids) for node in job.nodes.values()), reading=job.reading)

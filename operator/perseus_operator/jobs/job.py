@@ -43,6 +43,8 @@ class Job:
     """Which attempt of the workload the pods belong to; empty: not known."""
     excluded_pods: Mapping[str, int] = field(default_factory=dict)
     """Why pods that opted in do not belong to the job, and how many."""
+    let_alone: int = 0
+    """Pods that run while the job is suspended."""
     failed_pod: Pod | None = None
     """The youngest that opted in and failed."""
     taken_pods: tuple[str, int] | None = None
@@ -94,7 +96,7 @@ class Job:
         Returns:
             Whether another attempt has begun, which starts again at iteration 0.
         """
-        self.excluded_pods, self.failed_pod = chosen.excluded, chosen.failed
+        self.excluded_pods, self.failed_pod, self.let_alone = chosen.excluded, chosen.failed, chosen.let_alone
         if chosen.pods:
             self.taken_pods = None
         again = bool(chosen.attempt and self.attempt and chosen.attempt != self.attempt)

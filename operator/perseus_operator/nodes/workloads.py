@@ -153,6 +153,7 @@ class Selection:
         excluded: why pods that opted in are not among them, and how many.
         failed: the youngest pod that opted in and failed.
         finished: no pod runs any more, those of the latest attempt have succeeded, and none failed after them.
+        let_alone: how many run of a suspended job, whose GPUs draw what they do at their default clocks.
     """
 
     pods: tuple[Pod, ...]
@@ -160,6 +161,7 @@ class Selection:
     excluded: Mapping[str, int] = field(default_factory=dict)
     failed: Pod | None = None
     finished: bool = False
+    let_alone: int = 0
 
 
 _OTHER_WORKLOAD: Final = "belong to another workload"
@@ -170,9 +172,10 @@ _FAILED: Final = "failed"
 
 def select(spec: WorkSpec | None, pods: Iterable[Pod]) -> Selection:
     """The pods of the job among those that opted in to it. A job that is suspended has none."""
-    if spec is not None and spec.suspend:
-        return Selection(())
     there = list(pods)
+    if spec is not None and spec.suspend:
+        running = [pod for pod in there if not pod.failure and not pod.succeeded]
+        return Selection((), let_alone=len(_of_job(spec, running).pods))
     failed = sorted((pod for pod in there if pod.failure), key=lambda pod: (pod.created, pod.name))
     chosen = _of_job(spec, [pod for pod in there if not pod.failure and not pod.succeeded])
     if not chosen.pods:

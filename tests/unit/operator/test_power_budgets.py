@@ -353,7 +353,7 @@ async def test_a_job_without_a_frontier_is_not_taken_for_one_that_draws_nothing(
     await site.tick(GRACE_S + 1)
     kept = site.kept()
     assert (kept["status"], kept["reason"]) == ("Unknown", "PowerUnknown")
-    assert "1 of 1 jobs have no frontier yet, first ns/a" in kept["message"]
+    assert "It is not known what 1 of 1 jobs draw, first ns/a: no frontier yet" in kept["message"]
 
 
 def test_every_reason_is_said(make_job: Any) -> None:

@@ -7,20 +7,29 @@ from typing import Any
 
 import pytest
 from tests.doubles.budget_site import GRACE_S, Site, condition
+from tests.doubles.engine_pool import EnginePool
 from tests.unit.operator.conftest import member_of
 
 from perseus_core.grain import Grain
 from perseus_operator.api.budget import BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.api.schema import parse_spec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import dump, parse_spec
+from perseus_operator.budgets.draw import draw_to_status, member_from_status
 from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.families.fixed_clock.family import FixedClockFamily
 from perseus_operator.families.training.features.bound.guard import CONFIRM, Hold
+from perseus_operator.jobs.family import Surroundings
+from perseus_operator.jobs.family import member_of as family_member_of
+from perseus_operator.jobs.job import Job as PerseusJob
 from perseus_operator.nodes.gpu import MAX_BOARD_W, UNKNOWN_BOARD_W, Gpu
 from perseus_operator.nodes.iterations import Measured
-from perseus_operator.objects.values import Now
+from perseus_operator.nodes.workloads import select
+from perseus_operator.objects.values import JobRef, Now
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 LIMIT_W = 700.0
+FIXED = {"type": "FixedClock", "clockMegahertz": 1200}
 
 
 @pytest.fixture
@@ -220,3 +229,49 @@ async def test_a_straggler_gets_no_watts_that_the_budget_does_not_have(site: Sit
     decision = job.decide()
     assert decision.wanted[0] == point, "as fast as the share allows"
     assert min(decision.wanted.values()) == point
+
+
+@pytest.mark.parametrize("measured", [False, True])
+async def test_a_suspended_job_whose_pods_run_draws_what_its_default_clocks_draw(site: Site, measured: bool) -> None:
+    """Seed 72 of the simulation: it was said to draw nothing, and others were granted its watts."""
+    job, other = site.job("a"), site.job("b")
+    default_w = site.drawn_w("a")
+    if measured:
+        job.state.baseline = Measured(1_000_000, round(1_000 * 1.1 * default_w), 5)
+        default_w *= 1.1
+    site.budget(round(1.7 * default_w))
+    await settle(site)
+    pods = [pod for node in job.nodes for pod in node.pods]
+    spec = replace(job.state.spec, suspend=True)
+    job.state.job.spec_accepted(spec, spec)
+    job.state.pods_observed(select(spec, pods), {}, wall_s=0.0)
+    await settle(site)
+    assert site.written["unsteeredWatts"] == pytest.approx(default_w, abs=1.0)
+    assert other.state.job.share.watts <= round(1.7 * default_w) - default_w
+    assert member_from_status("ns/a", 0, stored(member_of(job.state, Now(0, 0)))) is not None
+
+    job.state.pods_observed(select(spec, []), {}, wall_s=0.0)
+    await settle(site)
+    assert (site.written["jobs"], site.written["unsteeredWatts"]) == (1, 0), "its pods are gone, too"
+
+
+def stored(member: Any) -> dict[str, Any]:
+    """The status of a suspended job that another replica serves."""
+    active = {"type": "Active", "status": "False"}
+    return {"conditions": [active], "powerBudget": {"name": "hall", "draw": dump(draw_to_status(member))}}
+
+
+def test_of_a_suspended_job_with_a_fixed_clock_and_of_a_pool_it_is_not_known_what_they_draw() -> None:
+    """Their GPUs have no power limits that anybody would say while their leases are given back."""
+    pool = EnginePool(suspend=True)
+    pods = [pod for node in pool.nodes for pod in node.pods]
+    pool.job.pods_observed(select(pool.job.spec, pods), {}, wall_s=0.0)
+    fixed = PerseusJob(JobRef("ns", "fixed", "uid"), generation=1)
+    nobody: Any = None
+    family = FixedClockFamily(Surroundings(fixed, nobody, nobody, nobody, nobody))
+    family.spec_accepted(parse_spec(JobSpec, {"objective": FIXED, "suspend": True}))
+    fixed.pods_observed(select(fixed.spec, pods), {}, wall_s=0.0)
+    for job, of in ((pool.job, pool.family), (fixed, family)):
+        member = family_member_of(job, of, Now(1e6, 1e6), settled=True)
+        assert member is not None
+        assert (member.claim, member.drawn_w) == (None, None)

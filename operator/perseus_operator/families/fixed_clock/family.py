@@ -51,7 +51,8 @@ class FixedClockFamily(Family):
 
     def member(self, _: Now, *, settled: bool) -> Member:
         """What it draws at its clock is not known, but it is less than the power limits of its GPUs."""
-        seen = settled or all(node.clock is not None for node in self._job.nodes.occupied)
+        occupied = self._job.nodes.occupied
+        seen = settled or (bool(occupied) and all(node.clock is not None for node in occupied))
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
         drawn_w = held_w if seen else None
         return Member(str(self._job.ref), self._spec.priority, drawn_w=drawn_w, held_w=held_w)

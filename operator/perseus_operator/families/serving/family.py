@@ -90,7 +90,8 @@ class ServingFamily(Family):
         """What it draws under each ceiling, once there is a table; before, less than the power limits of its GPUs."""
         assert self._job.spec is not None
         job, priority = str(self._job.ref), self._job.spec.priority
-        seen = settled or all(node.leased_pods is not None for node in self._job.nodes.occupied)
+        occupied = self._job.nodes.occupied
+        seen = settled or (bool(occupied) and all(node.leased_pods is not None for node in occupied))
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
         claimed = self.pool.budget_asked(now.wall_s)
         if claimed is not None and seen:
