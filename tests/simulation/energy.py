@@ -7,9 +7,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Final
 
-from tests.simulation.faults import OF_SERVING, Fault
 from tests.simulation.gpus import LIMIT_W
+from tests.simulation.kinds import Fault
 from tests.simulation.scheduler import NS
+from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.world import BUDGET, World
 
 PLANNED: Final = "job-0"
@@ -75,7 +76,7 @@ class Energy:
                     f"promise 12: {PLANNED} draws {mean_w:.0f} W of {limit_w:.0f} W in {WINDOW} iterations, and only"
                     " operators had faults"
                 )
-            self._kept |= mean_w <= limit_w * NOISE and _says_kept(budget)
+            self._kept |= mean_w <= limit_w * NOISE and says_kept(budget)
         self._now.after(1.0, self._look)
 
     def _mean_w(self) -> float | None:
@@ -102,7 +103,7 @@ class Energy:
         if budget is None or not job.ranks or PLANNED not in self._world.uids or mean_w is None:
             return
         limit_w = budget["spec"]["watts"] - self._unsteered_w()
-        if _says_kept(budget) and mean_w > limit_w * NOISE:
+        if says_kept(budget) and mean_w > limit_w * NOISE:
             self._now.fail(
                 f"promise 12: the budget is said to be kept, and {PLANNED} draws {mean_w:.0f} of {limit_w:.0f} W"
             )
@@ -136,7 +137,8 @@ class Energy:
             )
 
 
-def _says_kept(budget: Any) -> bool:
+def says_kept(budget: Any) -> bool:
+    """Whether a PowerBudget's status says of this spec that it is kept."""
     status, generation = budget.get("status", {}), budget["metadata"]["generation"]
     return any(
         each["type"] == "Kept" and each["status"] == "True" and each["observedGeneration"] == generation

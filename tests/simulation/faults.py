@@ -4,48 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.simulation.gpus import CLOCKS_MHZ, REASON_OF_FOREIGN
+from tests.simulation.kinds import Fault, Kind, node_of, setting
 from tests.simulation.network import REQUESTS
-from tests.simulation.serving import OWN
+from tests.simulation.serving_faults import KINDS_OF_SERVING
 from tests.simulation.training import forge
 from tests.simulation.world import BUDGET, NAMESPACE, PLANNED_W, World
 
 from perseus_agent.devices.base import EventReason
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One of them. It ends by itself after ``lasts_s``, if it has an end."""
-
-    at_s: float
-    kind: str
-    place: int
-    """Which node, replica or job: modulo how many there are."""
-    lasts_s: float = 0.0
-    value: float = 0.0
-
-    def __str__(self) -> str:
-        ends = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
-        return f"{self.at_s:.1f} s {self.kind} #{self.place}{ends}"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a kind of fault begins and ends."""
-
-    begin: Callable[[World, Fault], None]
-    end: Callable[[World, Fault], None] | None = None
-    lasts_s: tuple[float, float] = (0.0, 0.0)
-    weight: int = 2
-    may_stay: bool = False
-    """It is what a user wants, and need not end."""
-
-
-def _node(world: World, fault: Fault) -> Any:
-    return list(world.nodes.values())[fault.place % len(world.nodes)]
 
 
 def _replica(world: World, fault: Fault) -> Any:
@@ -67,36 +35,28 @@ def _link(world: World, fault: Fault) -> Any:
     return links[fault.place % len(links)]
 
 
-def _set(of: Callable[[World, Fault], Any], field: str, on: Any, off: Any) -> dict[str, Any]:
-    """A field of something is of another value while it lasts."""
-
-    def begin(world: World, fault: Fault) -> None:
-        setattr(of(world, fault), field, on(fault) if callable(on) else on)
-
-    def end(world: World, fault: Fault) -> None:
-        setattr(of(world, fault), field, off)
-
-    return {"begin": begin, "end": end}
-
-
 def _connection(world: World, fault: Fault) -> Any:
     return _replica(world, fault).api
 
 
+def _disk(world: World, fault: Fault) -> Any:
+    return node_of(world, fault).disk
+
+
 def _stop_agent(world: World, fault: Fault) -> None:
-    agent = _node(world, fault).agent
+    agent = node_of(world, fault).agent
     if agent is not None:
         world.scheduler.stop(agent.process)
 
 
 def _continue_agent(world: World, fault: Fault) -> None:
-    agent = _node(world, fault).agent
+    agent = node_of(world, fault).agent
     if agent is not None and agent.process.alive:
         world.scheduler.resume(agent.process)
 
 
 def _vanish(world: World, fault: Fault) -> None:
-    node = _node(world, fault)
+    node = node_of(world, fault)
     if node.up:
         node.vanish()
         world.serving.end_engine(node.name)
@@ -105,8 +65,8 @@ def _vanish(world: World, fault: Fault) -> None:
 
 
 def _come_back(world: World, fault: Fault) -> None:
-    _node(world, fault).come_back()
-    world.serving.start_engine(_node(world, fault).name)
+    node_of(world, fault).come_back()
+    world.serving.start_engine(node_of(world, fault).name)
     for number, name in enumerate(list(world.training)):
         if not world.training[name].ranks and f"{name}-{next(iter(world.nodes))}" in world._pods:
             world.start_training(name, number)
@@ -142,13 +102,13 @@ def _start_later(world: World, name: str, number: int, fault: Fault) -> None:
 
 def _fail_gpus(world: World, fault: Fault) -> None:
     """GPUs fail: the driver refuses, and with it the training ends."""
-    _node(world, fault).driver.refuses = True
+    node_of(world, fault).driver.refuses = True
     _kill_training(world, fault)
 
 
 def _evict(world: World, fault: Fault) -> None:
     """A node kills what runs on it: out of memory, say."""
-    node = _node(world, fault)
+    node = node_of(world, fault)
     for number in range(len(world.training)):
         world.training[f"job-{number}"].end()
         _start_later(world, f"job-{number}", number, fault)
@@ -253,7 +213,7 @@ def _stranger(world: World, fault: Fault) -> None:
             request.job_uid = jobs[fault.place % len(jobs)]
         if "epoch" in request.DESCRIPTOR.fields_by_name:
             request.epoch = 1_000
-        world.network.call_as_stranger(_node(world, fault), name, request)
+        world.network.call_as_stranger(node_of(world, fault), name, request)
 
 
 def _forge(world: World, fault: Fault) -> None:
@@ -266,64 +226,18 @@ def _forge(world: World, fault: Fault) -> None:
 
 def _tear(world: World, fault: Fault) -> None:
     """The agent is killed, and what it wrote last is only half on the disk."""
-    node = _node(world, fault)
+    node = node_of(world, fault)
     node.kill_agent()
     if node.disk.journal.exists():
         data = node.disk.journal.read_bytes()
         node.disk.journal.write_bytes(data[: int(len(data) * fault.value)])
 
 
-def _engine(world: World, fault: Fault) -> Any:
-    return world.serving.engines[_node(world, fault).name]
-
-
-def _of_pool(change: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
-    """A user edits the ServingPool, and takes it back."""
-    return {"begin": lambda w, f: w.serving.edit(change), "end": lambda w, f: w.serving.edit(back)}
-
-
-def _replace_engines(world: World, fault: Fault) -> None:
-    """A user rolls out another model, on one node or on all."""
-    names = [_node(world, fault).name] if fault.value < 0.5 else list(world.nodes)
-    for name in names:
-        world.serving.replace(name, "model-b")
-
-
-def _roll_back(world: World, fault: Fault) -> None:
-    for name in world.nodes:
-        world.serving.replace(name, OWN)
-
-
-def _recreate_pool(world: World, fault: Fault) -> None:
-    if not world.serving.uid:
-        world.serving.apply()
-
-
-def _rescale(world: World, fault: Fault) -> None:
-    name = _node(world, fault).name
-    if name not in world.serving.pods and world.nodes[name].up:
-        world.serving.start_pod(name)
-
-
-KINDS_OF_SERVING: Final[dict[str, Kind]] = {
-    "engine hangs": Kind(**_set(_engine, "hangs", True, False), lasts_s=(0.3, 10.0), weight=4),
-    "engine lies": Kind(**_set(_engine, "lie", lambda f: f.value, None), lasts_s=(0.3, 10.0), weight=4),
-    "engine killed": Kind(lambda w, f: w.serving.restart_engine(_node(w, f).name), weight=3),
-    "engines replaced": Kind(_replace_engines, _roll_back, (5.0, 15.0), may_stay=True),
-    "prompts burst": Kind(lambda w, f: _engine(w, f).waiting.extend([w.scheduler.now_ns] * (1 + int(30 * f.value)))),
-    "requests stop": Kind(**_set(_engine, "idle", True, False), lasts_s=(1.0, 15.0)),
-    "pool deleted": Kind(lambda w, f: w.serving.delete(), _recreate_pool, (1.0, 10.0), may_stay=True),
-    "pool suspended": Kind(**_of_pool({"suspend": True}, {"suspend": False}), lasts_s=(1.0, 10.0), may_stay=True),
-    "pool recommends": Kind(**_of_pool({"mode": "Recommend"}, {"mode": "Enforce"}), lasts_s=(1.0, 10.0), may_stay=True),
-    "pool's canary": Kind(**_of_pool({"mode": "Canary"}, {"mode": "Enforce"}), lasts_s=(1.0, 10.0), may_stay=True),
-    "pool scaled": Kind(lambda w, f: w.serving.end_pod(_node(w, f).name), _rescale, (1.0, 10.0), may_stay=True),
-}
-OF_SERVING: Final = frozenset(KINDS_OF_SERVING)
 KINDS: Final[dict[str, Kind]] = {
-    "agent killed": Kind(lambda w, f: _node(w, f).kill_agent(), weight=4),
-    "agent terminated": Kind(lambda w, f: _node(w, f).terminate_agent()),
+    "agent killed": Kind(lambda w, f: node_of(w, f).kill_agent(), weight=4),
+    "agent terminated": Kind(lambda w, f: node_of(w, f).terminate_agent()),
     "agent stopped": Kind(_stop_agent, _continue_agent, (0.2, 12.0), weight=3),
-    "keeper killed": Kind(lambda w, f: _node(w, f).kill_keeper()),
+    "keeper killed": Kind(lambda w, f: node_of(w, f).kill_keeper()),
     "journal torn": Kind(_tear),
     "operator killed": Kind(lambda w, f: w.kill_operator(_replica(w, f)), weight=3),
     "operator stopped": Kind(
@@ -331,27 +245,29 @@ KINDS: Final[dict[str, Kind]] = {
         lambda w, f: w.scheduler.resume(_replica(w, f).process),
         (0.5, 15.0),
     ),
-    "link cut": Kind(**_set(_link, "cut", True, False), lasts_s=(0.5, 20.0), weight=3),
-    "link blinks": Kind(**_set(_link, "cut", True, False), lasts_s=(0.2, 1.2), weight=3),
-    "messages lost": Kind(**_set(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
-    "messages doubled": Kind(**_set(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
-    "messages late": Kind(**_set(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),
-    "API away": Kind(**_set(_connection, "away", True, False), lasts_s=(1.0, 20.0)),
-    "API fails": Kind(**_set(_connection, "failing", lambda f: 0.7 * f.value, 0.0), lasts_s=(1.0, 20.0)),
-    "API stale": Kind(**_set(_connection, "stale_s", lambda f: 10 * f.value, 0.0), lasts_s=(5.0, 60.0)),
+    "link cut": Kind(**setting(_link, "cut", True, False), lasts_s=(0.5, 20.0), weight=3),
+    "link blinks": Kind(**setting(_link, "cut", True, False), lasts_s=(0.2, 1.2), weight=3),
+    "messages lost": Kind(**setting(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
+    "messages doubled": Kind(**setting(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
+    "messages late": Kind(**setting(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),
+    "API away": Kind(**setting(_connection, "away", True, False), lasts_s=(1.0, 20.0)),
+    "API fails": Kind(**setting(_connection, "failing", lambda f: 0.7 * f.value, 0.0), lasts_s=(1.0, 20.0)),
+    "API stale": Kind(**setting(_connection, "stale_s", lambda f: 10 * f.value, 0.0), lasts_s=(5.0, 60.0)),
     "watch silent": Kind(_silence, _speak, (1.0, 20.0)),
-    "watch repeats": Kind(**_set(_connection, "repeating", lambda f: f.value, 0.0), lasts_s=(1.0, 20.0)),
-    "disk full": Kind(**_set(lambda w, f: _node(w, f).disk, "full", True, False), lasts_s=(1.0, 10.0)),
-    "disk slow": Kind(**_set(lambda w, f: _node(w, f).disk, "slow_s", lambda f: 3 * f.value, 0.0), lasts_s=(1.0, 15.0)),
-    "driver hangs": Kind(**_set(lambda w, f: _node(w, f).driver, "hangs", True, False), lasts_s=(0.3, 12.0)),
-    "driver refuses": Kind(**_set(lambda w, f: _node(w, f).driver, "refuses", True, False), lasts_s=(0.1, 4.0)),
-    "GPU fails": Kind(_fail_gpus, lambda w, f: setattr(_node(w, f).driver, "refuses", False), (0.1, 4.0)),
+    "watch repeats": Kind(**setting(_connection, "repeating", lambda f: f.value, 0.0), lasts_s=(1.0, 20.0)),
+    "disk full": Kind(**setting(_disk, "full", True, False), lasts_s=(1.0, 10.0)),
+    "disk slow": Kind(
+        **setting(lambda w, f: node_of(w, f).disk, "slow_s", lambda f: 3 * f.value, 0.0), lasts_s=(1.0, 15.0)
+    ),
+    "driver hangs": Kind(**setting(lambda w, f: node_of(w, f).driver, "hangs", True, False), lasts_s=(0.3, 12.0)),
+    "driver refuses": Kind(**setting(lambda w, f: node_of(w, f).driver, "refuses", True, False), lasts_s=(0.1, 4.0)),
+    "GPU fails": Kind(_fail_gpus, lambda w, f: setattr(node_of(w, f).driver, "refuses", False), (0.1, 4.0)),
     "node out of memory": Kind(_evict),
-    "driver slow": Kind(**_set(lambda w, f: _node(w, f).driver, "slow", 8.0, 1.0), lasts_s=(1.0, 10.0)),
-    "GPUs lost": Kind(**_set(lambda w, f: _node(w, f).driver, "lost", True, False), lasts_s=(0.5, 8.0), weight=1),
+    "driver slow": Kind(**setting(lambda w, f: node_of(w, f).driver, "slow", 8.0, 1.0), lasts_s=(1.0, 10.0)),
+    "GPUs lost": Kind(**setting(lambda w, f: node_of(w, f).driver, "lost", True, False), lasts_s=(0.5, 8.0), weight=1),
     "foreign lock": Kind(_foreign, _domestic, (4.0, 15.0)),
     "node vanishes": Kind(_vanish, _come_back, (3.0, 10.0), weight=1),
-    "kubelet away": Kind(**_set(lambda w, f: _node(w, f).kubelet, "answers", False, True), lasts_s=(1.0, 15.0)),
+    "kubelet away": Kind(**setting(lambda w, f: node_of(w, f).kubelet, "answers", False, True), lasts_s=(1.0, 15.0)),
     "training killed": Kind(_kill_training, weight=3),
     "pods deleted": Kind(_delete_pods, _start_pods, (1.0, 10.0), may_stay=True),
     "job deleted": Kind(_delete_job, _recreate_job, (1.0, 10.0), may_stay=True),

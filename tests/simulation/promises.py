@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from tests.doubles.kept import kept
 from tests.simulation.energy import Energy
-from tests.simulation.faults import OF_SERVING, Fault
 from tests.simulation.gpus import Gpu
+from tests.simulation.kinds import Fault
 from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import NS
+from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.serving_promises import ServingPromises
 from tests.simulation.world import STAGES, World
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.simulation import faults as all_faults
 from tests.simulation import machine
-from tests.simulation.faults import Fault
+from tests.simulation.kinds import Fault
 from tests.simulation.promises import Promises
 from tests.simulation.scheduler import NS
 from tests.simulation.world import World

@@ -39,6 +39,9 @@ from perseus_solver.serving import Fingerprint, StepModel, WattModel, Window, wi
 
 NAMESPACE: Final = "team-b"
 POOL: Final = "pool"
+BUDGET_OF_POOL: Final = "servers"
+WATTS_OF_POOL: Final = (440.0, 660.0)
+"""Of both engines, at the lowest clock and at default clocks: 430 and 620 W."""
 HIGHEST_MHZ: Final = CLOCKS_MHZ[-1]
 STEPS: Final = StepModel(
     highest_mhz=HIGHEST_MHZ,

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
+from tests.simulation.energy import NOISE, says_kept
 from tests.simulation.gpus import Gpu
 from tests.simulation.scheduler import NS
-from tests.simulation.serving import KV_CAPACITY, KV_TOKENS, OWN, Engine
+from tests.simulation.serving import BUDGET_OF_POOL, KV_CAPACITY, KV_TOKENS, OWN, Engine
 from tests.simulation.world import World
 
 from perseus_core.serving import ClockReason
@@ -19,6 +20,8 @@ CONFIRMED_S: Final = 40.0
 """A profile is confirmed for sure, whoever serves the pool: ten windows, twice, after a restart."""
 OBEYED_S: Final = 8.0
 """Within which a replica that follows its table is at its clock: prompts, and another load, are seldom longer."""
+MEANT_S: Final = 20.0
+"""Over which power is meant."""
 STATES: Final = {
     ClockReason.BOOST: "a boost was asked",
     ClockReason.NO_SAMPLE: "an engine's silence gave default clocks",
@@ -37,6 +40,8 @@ class ServingPromises:
         """Rare states."""
         self._clocks: dict[str, list[tuple[int, int, int]]] = {}
         """By node: when, at which clock and with how many requests its engine was, lately."""
+        self._energy: list[tuple[int, float]] = []
+        """When, and what all GPUs of the pool had drawn by then, J, lately."""
 
     # ------------------------------------------------------------------------------------------------ all the time
 
@@ -60,6 +65,10 @@ class ServingPromises:
 
     def look(self) -> None:
         """Note what its replicas do."""
+        gpus = [node.gpus[-1] for node in self._world.nodes.values()]
+        drawn_j = sum(gpu.energy_j + gpu.power_w * (self._now.now_ns - gpu.energy_ns) / NS for gpu in gpus)
+        self._energy.append((self._now.now_ns, drawn_j))
+        del self._energy[: -int(MEANT_S / 0.1)]
         for name, engine in self._world.serving.engines.items():
             agent = engine.node.agent
             if agent is None or agent.node is None or not agent.process.alive or engine.session is None:
@@ -96,6 +105,7 @@ class ServingPromises:
         if not engines:
             self._check_default(quiet_s, "without engines")
             return
+        self._check_budget()
         self._check_conditions(quiet_s, engines)
         self._check_alone(quiet_s, engines)
         if not self._now.failures:
@@ -114,7 +124,9 @@ class ServingPromises:
         self._expect(conditions, "SignalsReady", "EnginesDiffer" if len(models) > 1 else "SignalsSeen", quiet_s)
         if models == {OWN} and self._steady:
             self._expect(conditions, "ProfileReady", "ProfileFitted", quiet_s)
-            wanted = "Canary" if self._world.serving.spec["mode"] == "Canary" else "TableInForce"
+            canary, pool = self._world.serving.spec["mode"] == "Canary", self._pool()
+            limited = pool is not None and pool.granted is not None and pool.granted.speed < 1.0
+            wanted = "Canary" if canary else "LimitedByBudget" if limited else "TableInForce"
             self._expect(conditions, "ClocksApplied", wanted, quiet_s)
 
     @property
@@ -127,6 +139,18 @@ class ServingPromises:
             self._now.fail(
                 f"convergence: {quiet_s:.0f} s after the last fault the pool's {kind} says {said['reason']} in place of"
                 f" {reason}: {said['message']}"
+            )
+
+    def _check_budget(self) -> None:
+        """Promise 12: a budget that is said to be kept is."""
+        budget = self._world.api.budgets.get(BUDGET_OF_POOL)
+        if budget is None or not says_kept(budget):
+            return
+        (begin_ns, before_j), (end_ns, after_j) = self._energy[0], self._energy[-1]
+        mean_w, limit_w = (after_j - before_j) * NS / (end_ns - begin_ns), budget["spec"]["watts"]
+        if mean_w > limit_w * NOISE:
+            self._now.fail(
+                f"promise 12: the pool's budget is said to be kept, and it draws {mean_w:.0f} of {limit_w} W"
             )
 
     def _check_alone(self, quiet_s: float, engines: list[Engine]) -> None:
@@ -153,6 +177,8 @@ class ServingPromises:
             table, uid = pool.model.table, engine.pod_uid
             follows = table is not None and pool.follows(uid) and uid != pool.switched_back(wall_s)
             tries = uid == pool.trials.canary and pool.trying(wall_s)
+            if pool.granted is not None:  # it rests at a ceiling
+                continue
             if not follows and not tries and engine.gpu.locked_mhz:
                 self._now.fail(
                     f"promise 6: {engine.gpu.uuid} is locked at {engine.gpu.locked_mhz} MHz without an order"

@@ -71,7 +71,7 @@ def _guard() -> None:
 
 def _child(request: dict[str, Any], out: int) -> None:
     from tests.simulation import runs
-    from tests.simulation.faults import Fault
+    from tests.simulation.kinds import Fault
 
     _guard()
     chosen = None if request.get("faults") is None else [Fault(**one) for one in request["faults"]]
