@@ -1,8 +1,14 @@
 """One line for torchtitan: ``perseus_client.torchtitan.attach(trainer)`` before ``trainer.train()``.
 
-The trainer's ``train_step`` is wrapped: one call is one step of the optimizer, over all microbatches that it
-accumulates. Validation and checkpoints lie outside. Its models are sharded and communicate within their passes, so a
-step is one whole. With pipeline stages, attach ``perseus_client.torch_pipelining`` to ``trainer.pp_schedule`` instead.
+What is marked depends on what torchtitan captures into CUDA graphs, which run no Python when they are replayed:
+
+* No pipeline stages: whole steps. The trainer's ``train_step`` is wrapped: one call is one step of the optimizer, over
+  all microbatches that it accumulates. Validation and checkpoints lie outside. A graph of the passes lies inside.
+* Pipeline stages whose schedule torchtitan runs from Python: every instruction, as
+  ``perseus_client.torch_pipelining`` marks them.
+* Pipeline stages whose forward and backward passes torchtitan captures as one graph, as it does by default since
+  September 2026 where a rank has one stage: whole steps, all at one clock. It is decided before the first step, since
+  the steps before the capture run from Python and would declare instructions that later nobody sees.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ import functools
 import importlib.metadata
 from typing import Any, Final
 
-from perseus_client.framework import Attachment, Unsupported, require_names, require_version
+from perseus_client import torch_pipelining
+from perseus_client.framework import Attachment, log, require_names, require_version
 from perseus_client.loops import Steps
 
 NAME: Final = "torchtitan"
@@ -27,21 +34,26 @@ def attach(trainer: Any, **options: Any) -> Attachment:
         options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
 
     Returns:
-        An attachment; its ``detach`` removes the wrappers. If this version of the framework cannot be followed, or the
-        trainer has pipeline stages, the reason is logged as an error and the attachment is inactive. Never raises;
-        without an agent nothing is touched.
+        An attachment; its ``detach`` removes the wrappers. If this version of the framework cannot be followed, the
+        reason is logged as an error and the attachment is inactive. Never raises; without an agent nothing is touched.
     """
     attachment = Steps(NAME, options)
 
     def hook() -> None:
         require_version(NAME, importlib.metadata.version(NAME), OLDEST, NEWEST_RUN)
-        require_names(NAME, trainer, "train_step", "close", "parallel_dims")
-        if trainer.parallel_dims.pp_enabled:
-            raise Unsupported("it has pipeline stages: attach perseus_client.torch_pipelining to trainer.pp_schedule")
+        require_names(NAME, trainer, "train_step", "close")
+        engine = getattr(trainer, "engine", trainer)  # which newer trainers have apart from their loop
+        require_names(NAME, engine, "parallel_dims")
+        pipeline = _follow_pipeline(engine, options) if engine.parallel_dims.pp_enabled else Attachment(NAME, {})
+        if pipeline.active:
+            attachment.session = pipeline.session
+            attachment.on_detach(pipeline.detach)
         train_step, close = trainer.train_step, trainer.close
 
         @functools.wraps(train_step)
         def followed_step(*args: Any, **kwargs: Any) -> Any:
+            if pipeline.active:  # until it sees a capture
+                return train_step(*args, **kwargs)
             attachment.begin()
             result = train_step(*args, **kwargs)  # a step that is cancelled stays open, and is not used
             attachment.end()
@@ -49,6 +61,7 @@ def attach(trainer: Any, **options: Any) -> Attachment:
 
         @functools.wraps(close)
         def followed_close(*args: Any, **kwargs: Any) -> Any:
+            pipeline.pause()
             attachment.pause()
             return close(*args, **kwargs)
 
@@ -56,3 +69,22 @@ def attach(trainer: Any, **options: Any) -> Attachment:
         attachment.replace(trainer, "close", followed_close)
 
     return attachment.prepare(hook)
+
+
+def _follow_pipeline(engine: Any, options: dict[str, Any]) -> Attachment:
+    """Mark each instruction of the schedule; inactive where Python does not see them."""
+    if _captured(engine):
+        log.info("perseus_client: %s: whole steps are marked: the passes of all stages are one CUDA graph", NAME)
+        return Attachment(NAME, {})
+    require_names(NAME, engine, "pp_schedule")
+    pipeline = torch_pipelining.attach(engine.pp_schedule, **options)
+    if not pipeline.active:
+        log.info("perseus_client: %s: whole steps are marked instead of instructions", NAME)
+    return pipeline
+
+
+def _captured(engine: Any) -> bool:
+    """Whether the function that runs the schedule is replaced by one that captures it: only then is it another than
+    the engine's own method."""
+    body = getattr(engine, "forward_backward_body_fn", None)
+    return body is not None and body != getattr(engine, "_pp_forward_backward_body", None)
