@@ -15,8 +15,9 @@ without an agent, or after any failure, every call does nothing. So this example
 
 Training frameworks need one line instead: ``attach`` of ``perseus_client.torch_pipelining``,
 ``perseus_client.megatron`` or ``perseus_client.deepspeed``. Jobs without pipeline stages mark whole iterations:
-``steps`` around any loop, ``attach`` of ``perseus_client.hugging_face`` or ``perseus_client.lightning``. This package
-imports nothing but the standard library: training images pin the rest.
+``steps`` around any loop, ``attach`` of ``perseus_client.hugging_face`` or ``perseus_client.lightning``; or the phases
+of each, such as a rollout and a training: ``Phases``. This package imports nothing but the standard library: training
+images pin the rest.
 
 What the training thread calls stores a mark and nothing else; a background thread does all that may wait:
 
@@ -29,6 +30,7 @@ others. Begin with ``session``, then ``marks``.
 
 from perseus_client.entry import connect
 from perseus_client.loops import steps
+from perseus_client.phases import Phases
 from perseus_client.session import Session
 
-__all__ = ["Session", "connect", "steps"]
+__all__ = ["Phases", "Session", "connect", "steps"]

@@ -164,7 +164,8 @@ class Schedule:
 
     def _data_flow(self) -> tuple[Ints, Ints]:
         """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
-        if self.kind[0] == InstructionKind.STEP:  # the whole iteration, which passes nothing on
+        if (self.kind == InstructionKind.STEP).any():
+            self._check_steps()
             return np.empty(0, np.int32), np.empty(0, np.int32)
         position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
@@ -203,6 +204,15 @@ class Schedule:
         before = [forward[up - 1], gradient[down + 1], forward[turn], gradient[split]]
         after = [forward[up], gradient[down], gradient[turn], weight[split]]
         return np.concatenate(before), np.concatenate(after)
+
+    def _check_steps(self) -> None:
+        """A step passes nothing on: it is the whole iteration, or one phase of it, which are the stage's chunks."""
+        if self.stages > 1 or (self.kind != InstructionKind.STEP).any():
+            raise InvalidSchedule(f"{self.name}: steps are those of one stage, and there is nothing else beside them")
+        _, first = np.unique(np.column_stack([self.microbatch, self.chunk]), axis=0, return_index=True)
+        if first.size < self.instructions:
+            twice = int(np.setdiff1d(np.arange(self.instructions), first)[0])
+            raise InvalidSchedule(f"{self.name}: {self.describe(twice)} runs more than once")
 
     def _place(self, position: int) -> str:
         if self.chunks == 1:

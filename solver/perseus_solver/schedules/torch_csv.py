@@ -4,6 +4,9 @@ It has a row for each rank and a cell for each slot, such as ``2F0`` or ``0B3``:
 microbatch. Both of torch's forms are read: compute only, and with communication. Communication takes no time here:
 transfers are delays between stages, and parameter gathering and gradient reduction belong to the overhead of the
 iteration.
+
+Torch has no letter for a job without a pipeline. Ours is S: the phases of its iterations, such as ``0S0,1S0`` for a
+rollout and a training.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ _KINDS = {
     "B": InstructionKind.BACKWARD,
     "I": InstructionKind.INPUT_GRADIENT,
     "W": InstructionKind.WEIGHT_GRADIENT,
+    "S": InstructionKind.STEP,
 }
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _ACTION = re.compile(r"(?P<place>\d{1,4})(?P<action>[A-Z_]+?)(?P<microbatch>\d{1,7})?", re.ASCII)

@@ -76,6 +76,13 @@ def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
         assemble_schedule([((6, 0, 0, False),)])
 
 
+def test_phases_of_a_step_are_a_schedule_of_one_stage() -> None:
+    phases = tuple((6, 0, chunk, False) for chunk in range(3))
+    assert assemble_schedule([phases]) == "0S0,1S0,2S0\n"
+    with pytest.raises(InvalidSchedule, match="steps are those of one stage"):
+        assemble_schedule([phases, phases])
+
+
 def test_steps_have_one_stage_and_no_microbatches() -> None:
     steps = {"schedule": "Steps", "stages": 1, "dataParallel": 8}
     assert pipeline(**steps).solved_microbatches == 1

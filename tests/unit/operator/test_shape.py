@@ -83,6 +83,14 @@ def test_processes_that_mark_whole_steps_are_pipelines_of_one_stage() -> None:
     assert (shape.schedule, shape.stages, shape.data_parallel) == (ScheduleName.STEPS, 1, 4)
 
 
+def test_processes_that_mark_phases_report_their_schedule() -> None:
+    job = Training()
+    job.connect_all(pipelines=4, own=(*STEP, (int(InstructionKind.STEP), 0, 1, False)))
+    shape = shape_of_ranks(job.state.job)
+    assert isinstance(shape, Pipeline)
+    assert (shape.schedule, shape.stages, shape.data_parallel) == (ScheduleName.FROM_RANKS, 1, 4)
+
+
 def test_half_of_the_processes_are_not_taken_for_all() -> None:
     job = Training()
     assert "none from pod t-0, t-1" in job.waiting()

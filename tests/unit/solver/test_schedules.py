@@ -254,8 +254,38 @@ def test_a_step_is_a_pipeline_of_one_instruction() -> None:
     for stages, microbatches in ((2, 1), (1, 4)):
         with pytest.raises(InvalidSchedule, match="Steps has 1 stage and 1 microbatch"):
             build_schedule("Steps", stages=stages, microbatches=microbatches)
-    with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
-        write_schedule(schedule)
+    assert write_schedule(schedule) == "0S0\n"
+
+
+PHASES = """stage,instruction,chunk,frequency,time,energy
+0,step,0,1400,1.0,300
+0,step,0,1000,1.05,200
+0,step,1,1400,1.0,400
+0,step,1,1000,1.4,380
+"""
+
+
+def test_phases_of_a_step_run_one_after_the_other_each_at_its_clock() -> None:
+    schedule = read_schedule("0S0,1S0\n")
+    assert schedule.of_stage(0) == [("step", 0, 0), ("step", 0, 1)]
+    problem = build_problem(read_profile(PHASES), schedule, blocking_power_w=80)
+    frontier = solve_frontier(problem)
+    # The phase that loses the least time goes first.
+    assert frontier.time_s.tolist() == pytest.approx([2.0, 2.05, 2.45])
+    assert frontier.energy_j.tolist() == pytest.approx([700.0, 600.0, 580.0])
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ("0S0,1S0,1S0\n", "step 0 of chunk 1 on stage 0 runs more than once"),
+        ("0S0\n1S0\n", "steps are those of one stage"),
+        ("0S0,1F0,1B0\n", "there is nothing else beside them"),
+    ],
+)
+def test_phases_are_those_of_one_stage_and_each_runs_once(order: str, says: str) -> None:
+    with pytest.raises(InvalidSchedule, match=says):
+        read_schedule(order)
 
 
 def test_a_profile_has_steps_or_parts_of_them() -> None:

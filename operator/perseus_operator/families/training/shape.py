@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.status import ShapeStatus
 from perseus_operator.api.stored import parse_stored
 from perseus_operator.errors import InvalidSpec
+from perseus_operator.families.training.work.schedule_source import is_whole_step
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
@@ -60,7 +60,7 @@ def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredS
 
 def _pipeline(shape: Sequence[int], declared: Iterable[DeclaredSchedule]) -> Pipeline | Explanation:
     pipelines, stages, split = shape
-    steps = all(kind == InstructionKind.STEP for schedule in declared for kind, *_ in schedule)
+    steps = all(map(is_whole_step, declared))
     raw = {
         "schedule": (ScheduleName.STEPS if steps else ScheduleName.FROM_RANKS).value,
         "stages": stages,

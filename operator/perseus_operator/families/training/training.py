@@ -328,12 +328,11 @@ class Training:
 
     @property
     def ranks_comparable(self) -> bool:
-        """Whether telemetry shows how long pipelines take by themselves: steps that hold the wait for other ranks last
-        equally long.
+        """Whether telemetry shows how long pipelines take by themselves: steps and phases that hold the wait for other
+        ranks last equally long.
         """
-        whole = self.spec is not None and self.spec.pipeline.schedule is ScheduleName.STEPS
         latest = self.history.recent[-1] if self.history and self.history.recent else None
-        return not whole or latest is None or latest.own_time
+        return latest is None or latest.own_time
 
     @property
     def shape_wanted(self) -> bool:

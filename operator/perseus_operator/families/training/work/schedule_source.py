@@ -27,6 +27,7 @@ _LETTERS: dict[int, str] = {
     agent_pb2.INSTRUCTION_KIND_BACKWARD: "B",
     agent_pb2.INSTRUCTION_KIND_INPUT_GRADIENT: "I",
     agent_pb2.INSTRUCTION_KIND_WEIGHT_GRADIENT: "W",
+    agent_pb2.INSTRUCTION_KIND_STEP: "S",
 }
 
 
@@ -126,16 +127,20 @@ def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
     raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
 
 
+def is_whole_step(instructions: DeclaredSchedule) -> bool:
+    """Whether a process marks its iterations as a whole; one with several phases runs a custom schedule."""
+    return [kind for kind, *_ in instructions] == [InstructionKind.STEP]
+
+
 def _row(instructions: DeclaredSchedule, stage: int, position: Callable[[int, int], int]) -> str:
     cells, action = [], []
+    if is_whole_step(instructions):
+        message = f"The training processes mark whole steps: spec.pipeline.schedule must be {ScheduleName.STEPS}."
+        raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
     for kind, microbatch, chunk, joined in instructions:
         letter = _LETTERS.get(kind)
         if letter is None:
             message = f"Stage {stage} runs constant-time instructions, which a custom schedule cannot contain."
-            if kind == InstructionKind.STEP:
-                message = (
-                    f"The training processes mark whole steps: spec.pipeline.schedule must be {ScheduleName.STEPS}."
-                )
             raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
         action.append(f"{position(stage, chunk)}{letter}{microbatch}")
         if not joined:
