@@ -72,7 +72,13 @@ def draw_concepts(folder: Path) -> None:
     """Draw the pipeline before and after, and its frontier."""
     (folder / "profile.csv").write_text(profile_csv(*PROFILE))
     for command, flag, name in (("plan", "--gantt", "pipeline"), ("frontier", "--plot", "frontier")):
-        perseus: list[str | Path] = [Path(sys.executable).with_name("perseus"), command, "--profile", "profile.csv", *PROBLEM]
+        perseus: list[str | Path] = [
+            Path(sys.executable).with_name("perseus"),
+            command,
+            "--profile",
+            "profile.csv",
+            *PROBLEM,
+        ]
         subprocess.run([*perseus, "--output", f"{name}.json", flag, f"{name}.png"], cwd=folder, check=True)
         publish(f"concepts-{name}", folder / f"{name}.png")
 

@@ -16,7 +16,7 @@ from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import Mode
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
-from perseus_operator.families.serving.status.explanation import next_step, saved_sentence
+from perseus_operator.families.serving.status.explanation import budget_sentence, next_step, saved_sentence
 from perseus_operator.families.serving.status.summary import conditions, summary
 from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Json
@@ -165,8 +165,7 @@ class _Examination:
         yield self._of(ConditionType.CLOCKS_APPLIED, "Do clocks follow the load?")
         yield self._of(ConditionType.OBJECTIVE_KEPT, "Do requests keep the limits?")
         if budget := (self._pool.get("status") or {}).get("powerBudget"):
-            says = f"PowerBudget {budget['name']} counts the power limits of its GPUs, and does not slow it."
-            yield _step("Does a PowerBudget slow it?", Finding.NOTE, says=says)
+            yield _step("Does a PowerBudget slow it?", Finding.NOTE, says=f"{budget_sentence(budget)}.")
         yield self._saved()
 
     def _of(self, kind: ConditionType, question: str) -> Json:

@@ -21,7 +21,6 @@ from perseus_operator.report.merged import Source, merge
 from perseus_operator.report.statement import Factor, Share, Statement
 from perseus_solver.cli.main import main as perseus
 
-
 DAYS = [source_of(day) for day in range(31)]
 
 

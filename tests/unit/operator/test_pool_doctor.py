@@ -50,6 +50,21 @@ def test_a_pool_that_saves_has_good_steps_alone(cluster: Cluster) -> None:
     assert asked(document)["Is it known what is saved?"]["finding"] == "waiting"
 
 
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        ({"watts": 1800, "slowdown": "12.50%"}, "1,800 W are granted: slowed by PowerBudget hall by 12.50%."),
+        ({"watts": 1800}, "PowerBudget hall grants 1,800 W, which do not slow it."),
+        ({}, "PowerBudget hall has granted nothing yet."),
+    ],
+)
+def test_it_says_whether_a_power_budget_slows_the_pool(cluster: Cluster, share: Json, says: str) -> None:
+    cluster.stored_pools[0]["status"]["powerBudget"] = {"name": "hall", **share}
+    step = asked(answer("doctor", "llama"))["Does a PowerBudget slow it?"]
+    assert (step["finding"], step["says"]) == ("note", says)
+    assert ("budget", says.rstrip(".")) in [(row["what"], row["says"]) for row in answer("explain", "llama")["why"]]
+
+
 def page_fault(port: int) -> str:
     """What the reader says of a page where nobody listens."""
     with pytest.raises(BadPage) as raised:

@@ -13,7 +13,7 @@ from perseus_core import keys
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.families.serving.status.summary import TIMES, conditions, summary
-from perseus_operator.objects.formatting import counted, megahertz
+from perseus_operator.objects.formatting import counted, megahertz, slowed_by
 from perseus_operator.objects.values import Json
 
 _MODES: Final[Mapping[str, str]] = {
@@ -89,15 +89,7 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     if name:
         yield "class", f"made by EnergyClass {name}, whose edits do not change it"
     yield "mode", f"{line['mode']}: {_MODES.get(line['mode'], 'unknown')}"
-    for field, limit in line["limits"].items():
-        kept = f"; {limit['kept']} did lately" if "kept" in limit else "; none was counted yet"
-        yield "limit", f"{limit['attainment']} of requests shall keep {limit['limit']} {TIMES[field]}{kept}"
-    slowdown, proposes = line.get("maxSlowdown"), "proposedLimits" in line
-    if slowdown and not proposes:
-        first = "" if line["limits"] else "; these are measured first"
-        yield "slowdown", f"99% of requests take at most {slowdown} longer than at default clocks{first}"
-    elif not line["limits"]:
-        yield "limit", _proposal(line)
+    yield from _promised(line)
     if engine := status.get("engine"):
         seen = counted(engine["windows"], "window")
         yield "engine", f"{engine['engine']} with {engine['model']}; {seen} of about a second count"
@@ -114,10 +106,23 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
     if savings := status.get("savings"):
         yield "saved", saved_sentence(savings)
     if budget := status.get("powerBudget"):
-        yield "budget", f"PowerBudget {budget['name']} counts the power limits of its GPUs, and does not slow it"
+        yield "budget", budget_sentence(budget)
     for kind in (ConditionType.PROFILE_READY, ConditionType.CLOCKS_APPLIED, ConditionType.READY):
         if kind in states:
             yield _CONDITIONS[kind], states[kind]["message"]
+
+
+def _promised(line: Json) -> Iterator[tuple[str, str]]:
+    """What requests were promised, and how many of them got it."""
+    for field, limit in line["limits"].items():
+        kept = f"; {limit['kept']} did lately" if "kept" in limit else "; none was counted yet"
+        yield "limit", f"{limit['attainment']} of requests shall keep {limit['limit']} {TIMES[field]}{kept}"
+    slowdown, proposes = line.get("maxSlowdown"), "proposedLimits" in line
+    if slowdown and not proposes:
+        first = "" if line["limits"] else "; these are measured first"
+        yield "slowdown", f"99% of requests take at most {slowdown} longer than at default clocks{first}"
+    elif not line["limits"]:
+        yield "limit", _proposal(line)
 
 
 _CONDITIONS: Final[Mapping[ConditionType, str]] = {
@@ -141,6 +146,15 @@ def advised_sentence(advice: Mapping[str, Any]) -> str:
         return f"no number is advised: {advice['why']}"
     start = f" A start takes {advice['startSeconds']} s." if "startSeconds" in advice else ""
     return f"{advice['replicas']} are advised: {advice['why']}{start}"
+
+
+def budget_sentence(budget: Mapping[str, Any]) -> str:
+    """Say what a PowerBudget grants the pool, and whether that slows it; ``budget`` is the status' ``powerBudget``."""
+    if "slowdown" in budget:
+        return f"{budget['watts']:,} W are granted: {slowed_by(budget['name'], budget['slowdown'])}"
+    if "watts" in budget:
+        return f"PowerBudget {budget['name']} grants {budget['watts']:,} W, which do not slow it"
+    return f"PowerBudget {budget['name']} has granted nothing yet"
 
 
 def saved_sentence(savings: Mapping[str, Any]) -> str:
