@@ -19,6 +19,7 @@ OCCASIONAL = {
     *(Permission("create", keys.API_GROUP, plural) for plural in (keys.PLURAL, keys.POOL_PLURAL)),
     *(Permission("patch", keys.API_GROUP, plural) for plural in (keys.POOL_PLURAL, f"{keys.POOL_PLURAL}/status")),
     Permission("get", "", "namespaces"),
+    *(Permission("get", group, "podgroups") for group in ("scheduling.k8s.io", "scheduling.x-k8s.io")),
     Permission("delete", keys.API_GROUP, keys.PLURAL),
 }
 """To store profiles that are measured again, calibrations and frontiers, to find a profile in mode Observe and delete

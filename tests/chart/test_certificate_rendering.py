@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.chart.manifests import AGENT, Render, pod
+from tests.chart.manifests import AGENT, OPERATOR, Render, container, pod
 
 
 def test_certificates_of_two_namespaces_need_an_issuer_for_both(render: Render) -> None:
@@ -70,6 +70,72 @@ def test_each_agent_has_a_key_of_its_own_by_the_csi_driver(render: Render, issue
     values["tls"]["mode"] = "generated"
     [shared] = [volume for volume in pod(render(values), AGENT)["volumes"] if volume["name"] == "tls"]
     assert "secret" in shared
+
+
+SIGNER = "pki.example.com/perseus"
+OF_PODS = {"mode": "podCertificate", "podCertificate": {"signerName": SIGNER}}
+
+
+def test_the_kubelet_has_a_signer_make_a_certificate_for_each_pod(render: Render) -> None:
+    objects = render({"tls": OF_PODS})
+    assert not {name for kind, name in objects if kind in ("Secret", "Certificate", "Issuer")}
+    for key, mode in ((OPERATOR, 0o440), (AGENT, 0o400)):
+        [volume] = [volume for volume in pod(objects, key)["volumes"] if volume["name"] == "tls"]
+        assert volume.keys() == {"name", "projected"}
+        assert volume["projected"]["defaultMode"] == mode
+        certificate, authority = volume["projected"]["sources"]
+        assert certificate == {
+            "podCertificate": {
+                "signerName": SIGNER,
+                "keyType": "ECDSAP256",
+                "maxExpirationSeconds": 86400,
+                "keyPath": "tls.key",
+                "certificateChainPath": "tls.crt",
+            }
+        }
+        assert authority == {"clusterTrustBundle": {"signerName": SIGNER, "labelSelector": {}, "path": "ca.crt"}}
+        arguments = container(objects, key)["args"]
+        files = {one.partition("/etc/perseus/tls/")[2] for one in arguments if "/etc/perseus/tls/" in one}
+        assert files == {"tls.key", "tls.crt", "ca.crt"}, "as it is projected"
+
+
+def test_a_signer_is_named_and_told_what_it_wants_and_its_authority_may_be_a_config_map(render: Render) -> None:
+    with pytest.raises(RuntimeError, match=r"tls\.podCertificate\.signerName: name the signer"):
+        render({"tls": {"mode": "podCertificate"}})
+    with pytest.raises(RuntimeError, match="keyType"):
+        render({"tls": OF_PODS | {"podCertificate": {"signerName": SIGNER, "keyType": "DSA"}}})
+    own = {
+        "signerName": SIGNER,
+        "authorityConfigMap": "pki",
+        "keyType": "ED25519",
+        "maxExpirationSeconds": 3600,
+        "userAnnotations": {"pki.example.com/profile": "mutual"},
+    }
+    [volume] = [
+        volume
+        for volume in pod(render({"tls": OF_PODS | {"podCertificate": own}}), AGENT)["volumes"]
+        if volume["name"] == "tls"
+    ]
+    certificate, authority = volume["projected"]["sources"]
+    assert certificate["podCertificate"]["userAnnotations"] == own["userAnnotations"]
+    assert certificate["podCertificate"]["maxExpirationSeconds"] == 3600
+    assert authority == {"configMap": {"name": "pki", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+
+
+def test_beside_pod_certificates_services_have_certificates_of_ones_own(render: Render) -> None:
+    with pytest.raises(RuntimeError, match=r"tls\.secret\.solver: name the Secret, since tls\.mode is podCertificate"):
+        render({"tls": OF_PODS, "solver": {"enabled": True}})
+    with pytest.raises(RuntimeError, match=r"webhook\.caBundle: .* since tls\.mode is podCertificate"):
+        render({"tls": OF_PODS | {"secret": {"webhook": "w"}}, "webhook": {"enabled": True}})
+    secrets = {"webhook": "w", "solver": "s", "web": "p", "scaler": "k"}
+    enabled = {name: {"enabled": True} for name in secrets}
+    enabled["webhook"]["caBundle"] = "PEM"
+    objects = render({"tls": OF_PODS | {"secret": secrets}, **enabled})
+    volumes = {volume["name"]: volume for volume in pod(objects, OPERATOR)["volumes"]}
+    assert {name: volumes[name]["secret"]["secretName"] for name in secrets} == secrets
+    worker = {volume["name"]: volume for volume in pod(objects, ("Deployment", "perseus-solver"))["volumes"]}
+    [authority] = worker["operator"]["projected"]["sources"]
+    assert authority.keys() == {"clusterTrustBundle"}, "what signs the operator's certificate, and no key"
 
 
 def test_an_issuer_that_signs_for_every_namespace_must_be_accepted(render: Render) -> None:

@@ -10,8 +10,8 @@ import pytest
 from perseus_core import keys
 from perseus_operator.classes.energy_classes import EnergyClasses
 from perseus_operator.controller.known_jobs import KnownJobs
-from perseus_operator.errors import KubeConflict, KubeError
-from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, JobRef, Json, Now, Owner, Pod
+from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound
+from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, JobRef, Json, Now, Owner, Pod, PodGroup
 
 GRACE_S = 5.0
 SPEC = {"objective": {"type": "MaxSlowdown", "maxSlowdown": "3%"}, "ttlSecondsAfterFinished": 60}
@@ -28,6 +28,8 @@ class Api:
         self.pools: dict[tuple[str, str], tuple[str, Json, Owner]] = {}
         self.labels: dict[tuple[str, str], Mapping[str, str]] = {}
         """Of jobs and pools, as they were asked for."""
+        self.groups: set[PodGroup] = set()
+        """PodGroups that exist."""
         self.owners: dict[tuple[str, str], list[Json]] = {}
         """``ownerReferences`` of pools."""
         self.version = "7"
@@ -49,6 +51,13 @@ class Api:
 
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         return self.namespaces[name]
+
+    async def pod_group(self, namespace: str, group: PodGroup) -> Owner:
+        if self.error:
+            raise self.error
+        if group not in self.groups:
+            raise KubeNotFound(group.name)
+        return Owner(f"{group.api_group}/v1", "PodGroup", group.name, f"u-{group.name}")
 
     async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
         self.attempts += 1

@@ -26,6 +26,24 @@ A100 = MODELS["a100"]
 CLOCKS_MHZ = A100.clocks_mhz[-1:39:-9]
 GROUP = keys.API_GROUP, keys.API_VERSION
 STEP_S, RANKS = 0.6, 2
+PLUGINS = "scheduling.x-k8s.io"
+POD_GROUPS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": f"podgroups.{PLUGINS}",
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"},
+    },
+    "spec": {
+        "group": PLUGINS,
+        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
+        "scope": "Namespaced",
+        "versions": [
+            {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+        ],
+    },
+}
+"""Their kind, without its schema."""
 SPEC = {
     "objective": {"type": "MaxSlowdown", "maxSlowdown": "12%"},
     "mode": "Enforce",
@@ -52,14 +70,14 @@ class System:
         head = {"apiVersion": "/".join(GROUP), "kind": keys.CLASS_KIND, "metadata": {"name": name}}
         self.cluster.apply({**head, "spec": spec})
 
-    def train(self, name: str, energy_class: str) -> Any:
+    def train(self, name: str, energy_class: str, **more: str) -> Any:
         rows = ["stage,instruction,frequency,time,energy"]
         for clock in CLOCKS_MHZ:
             time_s = STEP_S * A100.slowdown(clock)
             rows.append(f"0,step,{clock},{time_s:.6f},{time_s * A100.power_w(clock):.4f}")
         schedule = build_schedule("Steps", stages=1, microbatches=1)
         problem = build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=A100.blocking_power_w)
-        labels = {keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b"}
+        labels = {keys.LABEL_CLASS: energy_class, keys.LABEL_MODEL: "steps-1b", **more}
         simulation = {"speed": 5.0, "noise": 0.002, "wait_for_agent_s": 120.0}
         return self.cluster.start_job(name, problem, pipelines=RANKS, labels=labels, **simulation)
 
@@ -113,6 +131,28 @@ def test_a_job_of_a_class_is_made_planned_and_ended(cluster: SimulatedCluster) -
         eventually(lambda: absent(lambda: system.read(keys.PROFILE_PLURAL, "steps")), "its profile is not collected")
     eventually(lambda: system.read(keys.CLASS_PLURAL, "frugal")["status"]["jobs"] == 0, "the class counts a job")
     assert not any(gpu.locked_mhz for node in cluster.nodes.values() for gpu in node.gpus)
+
+
+def test_a_job_of_pods_that_are_scheduled_together_goes_with_their_group(cluster: SimulatedCluster) -> None:
+    """As the scheduler plugins do it, whose kind any API server can serve."""
+    system = System(cluster)
+    cluster.apply(POD_GROUPS)
+    groups = client.CustomObjectsApi(cluster.api)
+    where = PLUGINS, "v1alpha1", "default", "podgroups"
+    eventually(lambda: not absent(lambda: groups.list_namespaced_custom_object(*where)), "the CRD is not served")
+    head = {"apiVersion": f"{PLUGINS}/v1alpha1", "kind": "PodGroup", "metadata": {"name": "ranks"}}
+    group = groups.create_namespaced_custom_object(*where, head)
+    system.define("frugal", SPEC)
+    job = system.train("steps", "frugal", **{f"{PLUGINS}/pod-group": "ranks"})
+    eventually(lambda: not absent(lambda: system.read(keys.PLURAL, "steps")), "no PerseusJob is made")
+    [owner] = system.read(keys.PLURAL, "steps")["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("PodGroup", group["metadata"]["uid"])
+    job.training.stop()
+    for name in job.pods:
+        cluster.core.patch_namespaced_pod_status(name, "default", {"status": {"phase": "Succeeded"}})
+    if Feature.CONTROLLERS in cluster.server.features:
+        groups.delete_namespaced_custom_object(*where, "ranks")
+    eventually(lambda: absent(lambda: system.read(keys.PLURAL, "steps")), "the job outlives its group")
 
 
 def test_a_class_for_other_namespaces_is_not_applied(cluster: SimulatedCluster) -> None:

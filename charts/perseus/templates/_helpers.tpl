@@ -89,10 +89,51 @@ true
 {{- end -}}
 
 {{- define "perseus.secret" -}}
-{{- if eq .root.Values.tls.mode "secret" -}}
-{{- required (printf "tls.secret.%s: name the Secret, since tls.mode is secret" .who) (index .root.Values.tls.secret .who) -}}
+{{- if has .root.Values.tls.mode (list "secret" "podCertificate") -}}
+{{- required (printf "tls.secret.%s: name the Secret, since tls.mode is %s" .who .root.Values.tls.mode) (index .root.Values.tls.secret .who) -}}
 {{- else -}}
 {{- printf "%s-%s-tls" (include "perseus.fullname" .root) .who -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The volume with the certificate of operator or agent, by tls.mode; its files are named as those of a Secret. */}}
+{{- define "perseus.certificate" -}}
+{{- if eq .root.Values.tls.mode "podCertificate" -}}
+{{- $pod := .root.Values.tls.podCertificate -}}
+# A key for this pod alone, which the kubelet makes and renews.
+projected:
+  defaultMode: {{ .mode }}
+  sources:
+    - podCertificate:
+        signerName: {{ required "tls.podCertificate.signerName: name the signer, since tls.mode is podCertificate" $pod.signerName }}
+        keyType: {{ $pod.keyType }}
+        maxExpirationSeconds: {{ $pod.maxExpirationSeconds }}
+        keyPath: tls.key
+        certificateChainPath: tls.crt
+        {{- with $pod.userAnnotations }}
+        userAnnotations: {{- toYaml . | nindent 10 }}
+        {{- end }}
+    {{- include "perseus.podCertificateAuthority" .root | nindent 4 }}
+{{- else -}}
+secret:
+  secretName: {{ include "perseus.secret" . }}
+  defaultMode: {{ .mode }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What signs pod certificates, as a source of a projected volume. */}}
+{{- define "perseus.podCertificateAuthority" -}}
+{{- $pod := .Values.tls.podCertificate -}}
+{{- if $pod.authorityConfigMap -}}
+- configMap:
+    name: {{ $pod.authorityConfigMap }}
+    items: [{key: ca.crt, path: ca.crt}]
+{{- else -}}
+- clusterTrustBundle:
+    signerName: {{ $pod.signerName }}
+    # Without a selector none would match.
+    labelSelector: {}
+    path: ca.crt
 {{- end -}}
 {{- end -}}
 

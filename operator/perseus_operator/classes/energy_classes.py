@@ -33,9 +33,9 @@ from perseus_operator.api.workload import ServerKind
 from perseus_operator.classes.pool_owners import owners_with, pod_of_new_owner, server_of_class
 from perseus_operator.classes.refusals import pod_refusal
 from perseus_operator.clients.kube.cluster_object import ClusterObject, ClusterObjects
-from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
+from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.nodes.workloads import PodWorkload, preset_of, workload_of
-from perseus_operator.objects.values import JobRef, Json, Now, Owner, Pod
+from perseus_operator.objects.values import JobRef, Json, Now, Owner, Pod, PodGroup
 
 JobKey = tuple[str, str]
 """Namespace and name of a PerseusJob or ServingPool."""
@@ -66,6 +66,10 @@ class ClassStore(Protocol):
 
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Labels of a namespace."""
+        ...
+
+    async def pod_group(self, namespace: str, group: PodGroup) -> Owner:
+        """The PodGroup that a pod names. Raises KubeNotFound."""
         ...
 
     async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
@@ -218,7 +222,7 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
                 return
             server = server_of_class(pod)
             workload = server or workload_of(pod.labels, pod.owner)
-            owner = workload.owner if workload else pod.owner or _reference(pod)
+            owner = workload.owner if workload else await self._owner(pod)
             why = await self._refusal(pod)
             if why:
                 await self._refuse(key, pod, owner, why, attempts)
@@ -237,6 +241,15 @@ class EnergyClasses(ClusterObjects[ClusterObject[ClassSpec]]):
             pass  # it exists, or was changed: the watch is late
         except KubeError as error:
             logger.warning("%s/%s: not made of EnergyClass %s: %s", namespace, name, pod.energy_class, error)
+
+    async def _owner(self, pod: Pod) -> Owner:
+        """With what goes the job of a pod whose workload is of no kind that is known here."""
+        if pod.group is not None:
+            try:
+                return await self._kube.pod_group(pod.namespace, pod.group)
+            except (KubeNotFound, KubeForbidden) as error:  # the pod is scheduled all the same, or does not run
+                logger.warning("%s/%s: PodGroup %s: %s", pod.namespace, pod.name, pod.group.name, error)
+        return pod.owner or _reference(pod)
 
     async def _refusal(self, pod: Pod) -> str:
         """Why a pod's class cannot be applied; empty: it can."""

@@ -55,6 +55,19 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class PodGroup:
+    """Pods that are scheduled together, as one of them names the group in its namespace.
+
+    Attributes:
+        api_group: ``scheduling.k8s.io`` of Kubernetes, or ``scheduling.x-k8s.io`` of its scheduler plugins.
+        name: of the PodGroup.
+    """
+
+    api_group: str
+    name: str
+
+
+@dataclass(frozen=True)
 class User:
     """Who holds a token, as the API server says it."""
 
@@ -92,6 +105,8 @@ class Pod:
     """Watts of each of its GPUs that another program is to keep them to; empty: none."""
     group_size: int = field(default=0, compare=False)
     """Pods of its group, of a LeaderWorkerSet; 0: it is of none."""
+    group: PodGroup | None = None
+    """With which it is scheduled; None: by itself."""
     address: str = field(default="", compare=False)
     """Its IP address, where it has a network of its own; empty: none yet. A lease does not depend on it."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from perseus_core import keys
-from perseus_operator.clients.kube.pods import owner_of
+from perseus_operator.clients.kube.pods import group_of, owner_of
 from perseus_operator.nodes.workloads import asks_for_gpu, server_of, workload_of
 from perseus_operator.objects.values import Json
 from perseus_operator.servers.pod_injection import Injected
@@ -52,13 +52,20 @@ def label_pod(pod: Mapping[str, Any], namespace_class: str, serves: Callable[[st
     workload = server or workload_of(labels, owner)
     if workload is None and not asked:
         return Injected(labelled)
-    name = workload.name if workload else owner.name if owner else metadata.get("name", "")
+    name = workload.name if workload else _own_name(labelled)
     if not name:
         return Injected(labelled, (f"{keys.LABEL_CLASS}: a pod without a name and a controller has no EnergyClass",))
     metadata["labels"] = labels | {keys.LABEL_CLASS: energy_class, keys.LABEL_JOB: _shortened(name)}
     if server is not None:  # the class may have no spec.serving any more when the operator sees the pod
         metadata["labels"][keys.LABEL_SERVING] = "true"
     return Injected(labelled)
+
+
+def _own_name(pod: Mapping[str, Any]) -> str:
+    """The name of a pod's job where its workload is of no kind that is known here; empty: it has none."""
+    metadata = pod["metadata"]
+    group, owner = group_of(pod), owner_of(metadata)
+    return group.name if group else owner.name if owner else str(metadata.get("name", ""))
 
 
 def _shortened(name: str) -> str:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -189,7 +189,7 @@ class Layout:
 class ControlPlane:
     """The processes of one control plane. Each can be stopped, killed and started again on the same data and port."""
 
-    def __init__(self, assets: Path, folder: Path, processes: Processes) -> None:
+    def __init__(self, assets: Path, folder: Path, processes: Processes, api_flags: Sequence[str] = ()) -> None:
         layout = Layout(folder, _HOST, port=free_port(), etcd_port=free_port(), peer_port=free_port())
         self.assets = assets
         self.kubeconfig = folder / "admin.kubeconfig"
@@ -201,6 +201,7 @@ class ControlPlane:
         self._tls = ssl.create_default_context(cafile=folder / "ca.crt")
         self._tls.load_cert_chain(folder / "admin.pem")
         self._commands = layout.command_lines(assets)
+        self._commands["kube-apiserver"] += api_flags
         if self.has_controllers:
             self._commands["kube-controller-manager"] += (*_PATIENCE, _AUTOSCALERS)
 
@@ -247,14 +248,19 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
+def control_plane(assets: Path, folder: Path, *, api_flags: Sequence[str] = ()) -> Iterator[ControlPlane]:
     """A running control plane whose state, keys and logs are in a folder that must not be shared; gone at the end.
+
+    Args:
+        assets: folder of its binaries.
+        folder: of this control plane.
+        api_flags: further flags of the API server.
 
     Raises:
         StartFailed: a process ended or was not ready in time; nothing is left running.
     """
     with Processes(folder / "logs") as processes:
-        plane = ControlPlane(assets, folder, processes)
+        plane = ControlPlane(assets, folder, processes, api_flags)
         try:
             plane.start()
             yield plane

@@ -105,6 +105,20 @@ def test_every_kind_of_workload_is_known_by_its_pods(
     assert labelled == made, "nothing else is changed"
 
 
+@pytest.mark.parametrize("owner", [None, ("example.com/v1", "Trainer", "ranks-x7k2p")])
+def test_pods_of_one_group_share_a_job_whatever_made_them(owner: Any) -> None:
+    by_label = pod(owner, {"scheduling.x-k8s.io/pod-group": "ranks", keys.LABEL_CLASS: "own"}, name="rank-0")
+    by_field = pod(owner, {keys.LABEL_CLASS: "own"}, name="rank-0")
+    by_field["spec"]["schedulingGroup"] = {"podGroupName": "ranks"}
+    for made in (by_label, by_field):
+        assert label_pod(made, "", serves).pod["metadata"]["labels"][keys.LABEL_JOB] == "ranks"
+        del made["metadata"]["labels"][keys.LABEL_CLASS]
+        assert keys.LABEL_JOB not in label_pod(made, "frugal", serves).pod["metadata"]["labels"], "a group may serve"
+    known = copy.deepcopy(OF_JOB)
+    known["spec"]["schedulingGroup"] = {"podGroupName": "ranks"}
+    assert label_pod(known, "frugal", serves).pod["metadata"]["labels"][keys.LABEL_JOB] != "ranks"
+
+
 WITHOUT_GPU = copy.deepcopy(OF_JOB)
 WITHOUT_GPU["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1"}}
 SERVER = pod(("apps/v1", "ReplicaSet", "chat-6f"), {"app": "chat"})

@@ -21,7 +21,7 @@ from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.classes import energy_classes
 from perseus_operator.errors import InvalidSpec, KubeUnavailable
-from perseus_operator.objects.values import Now, Owner, Pod
+from perseus_operator.objects.values import Now, Owner, Pod, PodGroup
 
 
 @pytest.fixture
@@ -97,6 +97,24 @@ async def test_pods_without_a_controller_own_their_job(site: Site) -> None:
     _, raw, owner = site.api.jobs["team-a", "solo"]
     assert owner == Owner("v1", "Pod", "solo", "u-solo")
     assert "workload" not in raw
+
+
+@pytest.mark.parametrize("api_group", ["scheduling.k8s.io", "scheduling.x-k8s.io"])
+async def test_pods_that_are_scheduled_together_without_a_known_workload_have_a_job_that_goes_with_their_group(
+    site: Site, api_group: str
+) -> None:
+    site.define()
+    group = PodGroup(api_group, "ranks")
+    site.api.groups = {group}
+    other = Owner("example.com/v1", "Trainer", "ranks-a", "u-a")
+    site.run("a", job="ranks", owner=other, group=group)
+    site.run("b", job="alone", owner=None, group=PodGroup(api_group, "gone"))
+    site.run("c", job="train", group=group)
+    await site.tick()
+    owners = {name: (owner.kind, owner.uid) for (_, name), (_, _, owner) in site.api.jobs.items()}
+    assert owners["ranks"] == ("PodGroup", "u-ranks")
+    assert owners["alone"] == ("Pod", "u-b"), "a group that is not there owns nothing"
+    assert owners["train"] == (OWNER.kind, OWNER.uid), "a workload that is known goes first: its groups follow it"
 
 
 async def test_pods_name_a_profile_that_later_jobs_use_too(site: Site) -> None:

@@ -31,7 +31,7 @@ from perseus_operator.clients.kube.requests import (
 )
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
 from perseus_operator.objects.formatting import stamp
-from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, Pod
+from perseus_operator.objects.values import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, Pod, PodGroup
 
 _JSON_PATCH: Final = "application/json-patch+json"
 _WATCH_S: Final = 60
@@ -45,6 +45,11 @@ _MOST_SLICES: Final = 32
 """Of a node that are read: a driver publishes a node's devices in one or a few."""
 _CLUSTER_EVENTS: Final = "default"
 """Namespace of events about objects that have none: the API server takes them in no other."""
+_POD_GROUP_VERSIONS: Final = {
+    "scheduling.k8s.io": ("v1beta1", "v1alpha2"),
+    "scheduling.x-k8s.io": ("v1alpha1",),
+}
+"""Of Kubernetes 1.37 and 1.36, and of the scheduler plugins: the newest first."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -92,6 +97,27 @@ class KubeClient(ObjectStore, AccessReviews):
         """
         namespace = await self._request(self._core.read_namespace(name, _request_timeout=TIMEOUT_S))
         return namespace.metadata.labels or {}
+
+    async def pod_group(self, namespace: str, group: PodGroup) -> Owner:
+        """Read which PodGroup a pod names.
+
+        Raises:
+            KubeNotFound: there is none, or the API server does not know the kind.
+            KubeForbidden: the operator may not read it.
+        """
+        refused: KubeNotFound | None = None
+        for version in _POD_GROUP_VERSIONS[group.api_group]:
+            where = group.api_group, version, namespace, "podgroups", group.name
+            try:
+                found = await self._request(
+                    self._custom.get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S)
+                )
+            except KubeNotFound as error:
+                refused = error
+            else:
+                return Owner(f"{group.api_group}/{version}", "PodGroup", group.name, found["metadata"]["uid"])
+        assert refused is not None
+        raise refused
 
     async def create_job(self, job: JobRef, labels: Mapping[str, str], spec: Json, owner: Owner) -> None:
         """Create the PerseusJob or ServingPool of a workload.

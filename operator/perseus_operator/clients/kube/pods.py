@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from perseus_core import keys
 from perseus_operator.nodes.workloads import asks_for_gpu, claims_devices, containers_of, failure_of
-from perseus_operator.objects.values import Owner, Pod
+from perseus_operator.objects.values import Owner, Pod, PodGroup
 
 _LONGEST_WATTS: Final = 16
 _MOST_DIGITS: Final = 6
+_PLUGINS_LABEL: Final = "scheduling.x-k8s.io/pod-group"
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
@@ -37,6 +38,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         address="" if spec.get("hostNetwork") else status.get("podIP") or "",
         profile=annotations.get(keys.ANNOTATION_PROFILE, ""),
         group_size=_group_size(annotations),
+        group=group_of(raw),
         power_limit=annotations.get(keys.ANNOTATION_POWER_LIMIT, "")[:_LONGEST_WATTS],
     )
 
@@ -45,6 +47,15 @@ def _group_size(annotations: Mapping[str, Any]) -> int:
     """0: the pod is of no group, or what it says is no number."""
     written = annotations.get(keys.ANNOTATION_GROUP_SIZE, "")
     return int(written) if written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS else 0
+
+
+def group_of(raw: Mapping[str, Any]) -> PodGroup | None:
+    """The PodGroup of a pod, by the field of Kubernetes 1.36 or the label of scheduler plugins; None: it names none."""
+    name = ((raw.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName")
+    if name:
+        return PodGroup("scheduling.k8s.io", str(name))
+    name = ((raw.get("metadata") or {}).get("labels") or {}).get(_PLUGINS_LABEL)
+    return PodGroup("scheduling.x-k8s.io", name) if name else None
 
 
 def owner_of(metadata: Mapping[str, Any]) -> Owner | None:
