@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.engine_pool import OBJECTIVE, EnginePool, distinct
 
-from perseus_core.serving import FOLLOW_TABLE, PageAddress
+from perseus_core.serving import FOLLOW_TABLE, PageAddress, place_of
 from perseus_operator.api.conditions import Reason
 from perseus_operator.families.serving.features.objective.requests import Block, RequestTimes
 from perseus_operator.nodes.engines import EngineWindow
@@ -298,11 +298,14 @@ def test_other_limits_make_another_table_of_the_same_windows(pool: EnginePool) -
 
 def test_a_missed_objective_is_said() -> None:
     pool = EnginePool(replicas=1, mode="Observe")
-    pool.slower = 4.0
+    pool.lie = lambda window: replace(window, tokens={place_of(0.2): 2})  # prompts of others came between
     pool.run(200)
     said = pool.conditions()["ObjectiveKept"]
     assert (said.status, said.reason) == (False, Reason.OBJECTIVE_MISSED)
     assert pool.conditions()["Ready"].status is False
+    pool.slower = 4.0
+    pool.run(5)
+    assert pool.conditions()["ObjectiveKept"].reason is Reason.OVERLOADED, "no step is in time, at any clock"
 
 
 def test_the_minimum_clock_holds() -> None:
