@@ -57,6 +57,12 @@ def test_a_clock_that_may_still_rise_is_no_overload() -> None:
     assert not after(*[slow] * 10, highest_mhz=1_200).replicas, "but tokens do"
 
 
+def test_a_burst_after_a_rest_is_judged_by_what_came_since() -> None:
+    rest = replace(AT_DEFAULT, time_us=600_000_000, default_us=600_000_000, first_tokens={})
+    burst = replace(AT_DEFAULT, waiting=1)
+    assert not after(rest, *[burst] * 10).replicas
+
+
 def test_what_waits_for_no_first_token_misses_none() -> None:
     assert not after(*[WAITING] * 10, limits=LIMITLESS).replicas
     assert not after(*[WAITING] * 10, limits=None).replicas

@@ -311,3 +311,22 @@ def test_samples_that_come_together_count_as_those_that_come_apart(samples: Sequ
     for one in kept:
         apart.decide(one, after_s=0.0)
     assert together.law.trim == pytest.approx(apart.law.trim)
+
+
+def test_a_prefill_engine_rests_at_one_clock_and_rises_with_what_waits() -> None:
+    prompts_alone = ClockTable((MOST_SEQUENCES,), (0.9,), ((705,),), LADDER, (900, 1200, DEFAULT_CLOCKS))
+    law, now_s, asked = EngineLaw(prompts_alone, SETTINGS, HIGHEST), 0.0, []
+    for waiting, prefilling in ((0, 0), (0, 1), (1, 1), (4, 1), (0, 0)):
+        now_s += 1.0
+        sample = EngineSample(now_s, waiting=waiting, prefilling=prefilling, running=0, kv_share=0.3)
+        asked.append(law.decide(now_s, [sample]).clock_mhz)
+    assert asked == [705, 900, 1200, DEFAULT_CLOCKS, 705]
+
+
+def test_what_waits_at_a_decode_engine_raises_nothing() -> None:
+    tokens_alone = replace(TABLE, boost_mhz=(705,))
+    for running in (4, 9, 32):
+        quiet = EngineSample(1.0, waiting=0, prefilling=0, running=running, kv_share=0.6)
+        transfers = replace(quiet, waiting=100)
+        clocks = {EngineLaw(tokens_alone, SETTINGS, HIGHEST).decide(1.0, [one]).clock_mhz for one in (quiet, transfers)}
+        assert clocks == {tokens_alone.clock_mhz(running, 0.6)}

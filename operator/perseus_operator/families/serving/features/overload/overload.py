@@ -24,6 +24,8 @@ ENDS_AFTER: Final = 10
 """Windows after which a replica that keeps its limits again is no longer overloaded: the condition does not flap."""
 _RATE: Final = 5
 """Windows over which first tokens are counted."""
+_LONGEST_S: Final = 2.0
+"""Of a window, as far as it counts: in a longer one the engine had nothing to do, which says nothing of its rate."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Overload:
             highest_mhz: above which prompts get no faster; `DEFAULT_CLOCKS`: they do, up to the default clocks.
         """
         one = self._replicas.setdefault(window.pod_uid, _Replica(deque(maxlen=_RATE)))
-        one.latest.append((sum(window.first_tokens.values()), s_from_us(window.time_us)))
+        one.latest.append((sum(window.first_tokens.values()), min(_LONGEST_S, s_from_us(window.time_us))))
         evidence = None if limits is None else _evidence(window, limits, one.latest, highest_mhz)
         if evidence is None:
             one.late, one.kept = 0, one.kept + 1
