@@ -34,8 +34,9 @@ MOST_KEPT: Final = 8_000
 OF_THE_API: Final = frozenset(
     ("API away", "API fails", "API stale", "watch silent", "watch repeats", "kubelet away", "clock set", "link blinks")
 )
-"""Faults beside which no lease runs out, as beside those of engines: a link that is back after a second is no reason
-either."""
+LEASES_STAY: Final = OF_THE_API | OF_SERVING - {"pool scaled", "pool deleted", "pool suspended"}
+"""Faults beside which no lease runs out: a link that is back after a second is no reason either. What no pod needs any
+more may run out where a replica takes over that has not seen the pod."""
 
 
 class Promises:
@@ -97,7 +98,7 @@ class Promises:
             until_ns = self._now.now_ns + int((fault.lasts_s + DRIVER[fault.kind]) * NS)
             node = self._node_of(fault)
             self._excused_ns[node] = max(self._excused_ns.get(node, 0), until_ns)
-        if fault.kind not in OF_THE_API | OF_SERVING:
+        if fault.kind not in LEASES_STAY:
             self._not_only_api_ns = self._now.now_ns + int(20 * NS)
 
     def _node_of(self, fault: Fault) -> str:
