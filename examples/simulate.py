@@ -41,6 +41,10 @@ STAGES, MICROBATCHES, RANKS = 4, 8, 2
 FORWARD_US = 20_000
 STEP_US = 1_000_000
 IMBALANCE = 1.2
+PHASE_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[:45:4]
+PHASES = ((1_500_000, 0.1, 0.6), (300_000, 0.0, 0.05), (900_000, 1.0, 1.0))
+"""Rollout, reward, training, made up: microseconds at the highest clock, the share of them that follows the clock, and
+the share of the power over that of a GPU that waits."""
 MEASURED_ITERATIONS = 8
 STUDENT_95 = 2.145
 """Two-sided 95 % quantile of Student's distribution for twice as many measurements."""
@@ -85,6 +89,14 @@ class Scenario:
                 schedule=build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES),
                 exported=True,
             )
+        if framework == "grpo":
+            return cls(
+                command=[str(HERE / "phases" / "train_grpo.py"), STEPS],
+                manifest=HERE / "phases" / "perseusjob.yaml",
+                tables=[_tables_of_phases()],
+                clocks_mhz=PHASE_CLOCKS_MHZ,
+                schedule=read_schedule(",".join(f"{phase}S0" for phase in range(len(PHASES)))),
+            )
         return cls(
             command=[str(HERE / "steps" / f"train_{framework}.py"), STEPS],
             manifest=HERE / "steps" / "perseusjob.yaml",
@@ -92,6 +104,18 @@ class Scenario:
             clocks_mhz=STEP_CLOCKS_MHZ,
             schedule=build_schedule("Steps", stages=1, microbatches=1),
         )
+
+
+def _tables_of_phases() -> Tables:
+    clocks, idle_w = sorted(PHASE_CLOCKS_MHZ), GPU.blocking_power_w
+    return {
+        f"step {phase}": {
+            "clocks_mhz": list(clocks),
+            "times_us": [time_us * (1 + follows * (GPU.slowdown(clock) - 1)) for clock in clocks],
+            "powers_mw": [1000 * (idle_w + load * (GPU.power_w(clock) - idle_w)) for clock in clocks],
+        }
+        for phase, (time_us, follows, load) in enumerate(PHASES)
+    }
 
 
 class DemoFailed(Exception):
@@ -294,7 +318,11 @@ def main() -> int:
     parser.add_argument(
         "--framework",
         default="pipelining",
-        choices=["pipelining", *sorted(path.stem.removeprefix("train_") for path in HERE.glob("steps/train_*.py"))],
+        choices=[
+            "pipelining",
+            "grpo",
+            *sorted(path.stem.removeprefix("train_") for path in HERE.glob("steps/train_*.py")),
+        ],
         help="what trains (default: torch.distributed.pipelining)",
     )
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of profile, schedule and figures")

@@ -31,6 +31,8 @@ class Finished:
     """Its times are of the machine's clock."""
     own_time: bool = False
     """As in the rank's hello."""
+    kinds: Sequence[int] = ()
+    """Of the instructions of the rank's schedule, as ``InstructionKind``."""
 
 
 class Follower(Protocol):

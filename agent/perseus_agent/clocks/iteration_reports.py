@@ -16,6 +16,7 @@ from typing import Final
 
 from perseus_agent.clocks.follower import Finished
 from perseus_agent.clocks.latency import Effect
+from perseus_agent.clocks.overlaps import Windows, apart
 from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
 from perseus_agent.clocks.telemetry import Event
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
@@ -104,7 +105,8 @@ class IterationReports:
     def _reported(self, one: Finished, enforced: bool, effects: Sequence[Effect]) -> Generator[None, None, None]:
         record, plan = one.record, one.plan if enforced else None
         key = (plan.plan_id, plan.point) if plan else None
-        energy_mj = yield from self._account(one, key)
+        windows = yield from apart((record.begins_us, record.durations_us), one.kinds)
+        energy_mj = yield from self._account(one, windows, key)
         means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
         yield
         quiet_us, quiet_mj = (yield from self._quiet(one)) if energy_mj is not None else (0, 0)
@@ -126,7 +128,7 @@ class IterationReports:
             lead_us=lead_us,
             below_us=below_us,
             above_us=above_us,
-            computing_us=min(sum(record.durations_us), span_us),
+            computing_us=min(sum(windows[1]), span_us),
             clock_mhz=clock_mhz,
             power_limited=limited,
         )
@@ -140,7 +142,7 @@ class IterationReports:
             compute_span_us=span_us,
             energy_mj=energy_mj,
             point=plan.point if plan else None,
-            durations_us=record.durations_us,
+            durations_us=windows[1],
             instruction_energies_mj=means_mj,
             energy_iterations=self._energies.iterations if means_mj else 0,
             quiet_us=quiet_us,
@@ -153,16 +155,16 @@ class IterationReports:
         )
         self._publish(one.rank.job_uid, report)
 
-    def _account(self, one: Finished, key: object) -> Generator[None, None, int | None]:
+    def _account(self, one: Finished, windows: Windows, key: object) -> Generator[None, None, int | None]:
         """Energy of an iteration, and of each of its instructions into the means."""
-        record, count = one.record, len(one.record.begins_us)
+        record, (begins_us, durations_us), count = one.record, windows, len(one.record.begins_us)
         moments = [record.begin_us] * (2 * count + 1) + [one.next_begin_us]
-        moments[1:-1:2], moments[2:-1:2] = record.begins_us, map(add, record.begins_us, record.durations_us)
+        moments[1:-1:2], moments[2:-1:2] = begins_us, map(add, begins_us, durations_us)
         yield
         for at in range(0, len(moments), _PART):
             yield
             if not all(map(le, moments[at : at + _PART], moments[at + 1 : at + _PART + 1])):
-                # the energy of instructions that overlap cannot be separated
+                # impossible times
                 moments = [record.begin_us, one.next_begin_us]
                 break
         levels: list[float] = []

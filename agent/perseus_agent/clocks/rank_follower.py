@@ -342,6 +342,7 @@ class RankFollower(Follower):
             control=None if mark is None else mark.control,
             machine_clock=self.machine_clock,
             own_time=self.own_time,
+            kinds=self._kinds,
         )
 
 

@@ -30,7 +30,7 @@ from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
 from perseus_sim.training.engine import Engine, Table
 
 Tables = dict[str, dict[str, list[float]]]
-"""Fields of ``engine.Table`` by kind of instruction."""
+"""Fields of ``engine.Table`` by kind of instruction; ``step 1``: of chunk 1 alone, as of a phase."""
 _LOOK_S: Final = 0.001
 
 
@@ -121,7 +121,7 @@ class LiveGpu:
 
     def work(self, kind: str, microbatch: int, chunk: int) -> None:
         """Run an instruction whose real work is done."""
-        self.engine.work(self._tables[kind])
+        self.engine.work(self._tables.get(f"{kind} {chunk}") or self._tables[kind])
         if self._iteration is not None:
             self._iteration["instructions"].append([kind, microbatch, chunk, self.engine.clock_mhz])
 
