@@ -44,7 +44,7 @@ from perseus_core.rank import RankId
 NAME: Final = "megatron-core"
 OLDEST: Final = "0.12"
 """The first with ``get_schedule_table``."""
-NEWEST_RUN: Final = "0.16"
+NEWEST_RUN: Final = "0.19"
 _SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
 _ITERATIONS: Final = (
     "forward_backward_no_pipelining",

@@ -228,15 +228,19 @@ class Variant:
         return [loss["loss"] for loss in losses] + gradients
 
 
-FIXED_LENGTHS = {"is_hybrid_cp": False} if "is_hybrid_cp" in signature(get_batch_on_this_cp_rank).parameters else {}
-"""What newer versions ask for."""
+def part_of_this_rank(batch: dict[str, Any]) -> Any:
+    """The context-parallel rank's part of a batch; newer versions ask for more."""
+    if "is_hybrid_cp" not in signature(get_batch_on_this_cp_rank).parameters:
+        return get_batch_on_this_cp_rank(batch)
+    group = parallel_state.get_context_parallel_group()
+    return get_batch_on_this_cp_rank({**batch, "cu_seqlens": None}, is_hybrid_cp=False, cp_group=group)
 
 
 def batches() -> Iterator[Any]:
     generator = torch.Generator().manual_seed(7)
     while True:
         whole = {"x": torch.randn(BATCH, LENGTH, WIDTH, generator=generator)}
-        yield get_batch_on_this_cp_rank(whole, **FIXED_LENGTHS)["x"].transpose(0, 1).contiguous()
+        yield part_of_this_rank(whole)["x"].transpose(0, 1).contiguous()
 
 
 def forward_step(data: Iterator[Any], chunk: Chunk) -> Any:

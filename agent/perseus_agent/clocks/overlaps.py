@@ -21,8 +21,10 @@ WORK: Final[dict[int, float]] = {
     InstructionKind.WEIGHT_GRADIENT: BACKWARD_RATIO / 2,
 }
 """Time of an instruction over that of the forward of the same layers; of others 1."""
-PART: Final = 4_096
-"""Instructions that are looked at in one part: in 3 ms."""
+PART: Final = 1_024
+"""Instructions that are looked at in one part: in 1 ms."""
+MOST_TOGETHER: Final = 64
+"""Of instructions that overlap: an action has two or three. More are impossible times, which are left as they are."""
 
 Windows = tuple[Sequence[int], Sequence[int]]
 """Begin and duration of each instruction in the schedule's order, microseconds."""
@@ -36,7 +38,7 @@ def apart(windows: Windows, kinds: Sequence[int]) -> Generator[None, None, Windo
         kinds: of each instruction, as ``InstructionKind``.
 
     Returns:
-        The windows, none of which overlaps the next; the same object if none did.
+        The windows, none of which overlaps the next, unless very many do; the same object if none did.
     """
     begins_us, durations_us = windows
     ends_us = list(map(add, begins_us, durations_us))
@@ -53,19 +55,20 @@ def apart(windows: Windows, kinds: Sequence[int]) -> Generator[None, None, Windo
         if place < len(ends_us) and begins_us[place] < end_us:
             end_us = max(end_us, ends_us[place])
             continue
-        if place - first > 1:
-            _divide(begins, durations, kinds[first:place], first, end_us)
+        if 1 < place - first <= MOST_TOGETHER:
+            weights = [WORK.get(kind, 1.0) for kind in kinds[first:place]] or [1.0] * (place - first)
+            _divide(begins, durations, weights, first, end_us)
         if place < len(ends_us):
             first, end_us = place, ends_us[place]
     return begins, durations
 
 
-def _divide(begins_us: list[int], durations_us: list[int], kinds: Sequence[int], first: int, end_us: int) -> None:
+def _divide(begins_us: list[int], durations_us: list[int], weights: Sequence[float], first: int, end_us: int) -> None:
     """Give instructions from ``first`` on their shares of the time from the first begin to the last end."""
-    begin_us = min(begins_us[first : first + len(kinds)])
-    share_us = (end_us - begin_us) / sum(WORK.get(kind, 1.0) for kind in kinds)
+    begin_us = min(begins_us[first : first + len(weights)])
+    share_us = (end_us - begin_us) / sum(weights)
     reached = 0.0
-    for place, kind in enumerate(kinds, first):
+    for place, weight in enumerate(weights, first):
         begins_us[place] = begin_us + round(reached * share_us)
-        reached += WORK.get(kind, 1.0)
+        reached += weight
         durations_us[place] = begin_us + round(reached * share_us) - begins_us[place]

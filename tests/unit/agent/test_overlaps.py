@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.clocks.overlaps import PART, Windows, apart
+from perseus_agent.clocks.follower import Finished
+from perseus_agent.clocks.iteration_reports import IterationReports
+from perseus_agent.clocks.overlaps import MOST_TOGETHER, PART, Windows, apart
+from perseus_agent.clocks.telemetry import RankProcess
+from perseus_agent.devices.base import EnergyReading
 from perseus_core.gpus import BACKWARD_RATIO
 from perseus_core.instruction import InstructionKind
+from perseus_core.rank import RankId
+from perseus_proto.channel import Faults
+from perseus_proto.channel_layout import IterationRecord
 
 F, B, W = InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIGHT_GRADIENT
 
@@ -51,6 +59,12 @@ def test_a_long_schedule_is_looked_at_in_parts() -> None:
     assert divided((begins, durations), [F] * count)[1][PART - 1] < 15
 
 
+def test_very_many_at_once_are_no_action() -> None:
+    """Whoever marks that wants the agent to work, and its energies are worth nothing."""
+    count = MOST_TOGETHER + 1
+    assert divided(([0] * count, [100] * count), [F] * count)[1] == [100] * count
+
+
 window = st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from([F, B, W]))
 
 
@@ -66,3 +80,18 @@ def test_no_time_is_lost_or_counted_twice(steps: list[Any]) -> None:
     assert sum(found) == len(covered)
     ends = [begin + duration for begin, duration in zip(found_begins, found, strict=True)]
     assert all(end <= begin for end, (_, begin) in zip(ends, pairwise(found_begins), strict=False))
+
+
+def test_each_of_an_overlapped_pair_has_its_energy_in_a_report() -> None:
+    published: list[Any] = []
+    reports = IterationReports(lambda _, report: published.append(report))
+    for time_us in range(0, 10_000, 100):
+        reports.meter.add(EnergyReading(time_us, time_us))
+    record = IterationRecord(7, 0, 8_000, (0, 1_000, 1_000), (900, 5_700, 5_700), True, Faults.NONE)
+    rank = RankProcess("job", "pod", "GPU-0", RankId(0, 0, 0), 1)
+    reports.add([Finished(rank, record, 8_000, None, 0, kinds=(F, F, B))])
+    while reports.publish_part(counter=False, enforced=True, effects=()):
+        pass
+    (report,) = published
+    assert list(report.durations_us) == [900, 2_000, 3_700]
+    assert report.instruction_energies_mj == pytest.approx([900, 2_000, 3_700], abs=200)
