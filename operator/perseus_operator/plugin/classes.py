@@ -78,13 +78,13 @@ def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
             yield answer
 
 
-def refused_pods(reader: ClassReader, namespace: str, made: Container[str]) -> Iterator[Json]:
+def refused_pods(reader: ClassReader, namespace: str, jobs: Container[str]) -> Iterator[Json]:
     """Say which pods ask for a class that is not applied to them, by a label of their own or of their namespace.
 
     Args:
         reader: of the API server; what the user may not read is not said.
         namespace: of the pods.
-        made: names of PerseusJobs and ServingPools that exist: their pods need no class.
+        jobs: names of PerseusJobs and ServingPools that exist: their pods need no class.
 
     Yields:
         Each reason once, with the first of its pods; fields as of ``class_of_namespace``.
@@ -93,7 +93,7 @@ def refused_pods(reader: ClassReader, namespace: str, made: Container[str]) -> I
         labels, stored = reader.namespace_labels(namespace), reader.pods(namespace, keys.LABEL_CLASS)
     except KubeError:
         return
-    pods = [pod for pod in map(pod_of, stored) if pod and pod.job not in made and not pod.failure and not pod.succeeded]
+    pods = [pod for pod in map(pod_of, stored) if pod and pod.job not in jobs and not pod.failure and not pod.succeeded]
     reasons: dict[tuple[str, str], list[str]] = {}
     for pod in sorted(pods, key=lambda pod: pod.name):
         with contextlib.suppress(KubeError):

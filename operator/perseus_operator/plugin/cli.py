@@ -169,10 +169,10 @@ def _classes(kube: KubeReader, everywhere: str | None, *, found_any: bool) -> li
     return [answer for answer in classes if answer and not (answer["applied"] and found_any)]
 
 
-def _refused_pods(kube: KubeReader, namespace: str, said: list[Json], made: list[Json]) -> list[Json]:
+def _refused_pods(kube: KubeReader, namespace: str, said: list[Json], jobs: list[Json]) -> list[Json]:
     """What is to be said of pods that ask for a class of which nothing is said yet."""
     classes = {answer["class"] for answer in said if not answer["applied"]}
-    names = {one["metadata"]["name"] for one in made}
+    names = {one["metadata"]["name"] for one in jobs}
     return [answer for answer in refused_pods(kube, namespace, names) if answer["class"] not in classes]
 
 

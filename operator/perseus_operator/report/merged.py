@@ -62,8 +62,8 @@ def merge(sources: Sequence[Source], replaced: Set[str] = frozenset()) -> Statem
     period = Period(begin_s=first.period.begin_s, end_s=last.period.end_s)
     if period.end_s - period.begin_s > MAX_DAYS * _DAY_S:
         raise UnusableArgument(f"--from: the files together may last at most {MAX_DAYS} days")
-    for what, of in _THE_SAME.items():
-        _agree(ordered, what, of)
+    for what, value_of in _THE_SAME.items():
+        _agree(ordered, what, value_of)
     return Statement(
         period=period,
         taken_s=max(source.statement.taken_s for source in ordered),
@@ -114,13 +114,13 @@ def _adjoin(before: Source, after: Source) -> None:
         )
 
 
-def _agree(sources: Sequence[Source], what: str, of: Callable[[Statement], Any]) -> None:
+def _agree(sources: Sequence[Source], what: str, value_of: Callable[[Statement], Any]) -> None:
     first = sources[0]
     for other in sources[1:]:
-        if of(other.statement) != of(first.statement):
+        if value_of(other.statement) != value_of(first.statement):
             raise UnusableArgument(
-                f"--from: the {what} of {first.name} is {of(first.statement)}, and that of {other.name} is"
-                f" {of(other.statement)}: it must be the same"
+                f"--from: the {what} of {first.name} is {value_of(first.statement)}, and that of {other.name} is"
+                f" {value_of(other.statement)}: it must be the same"
             )
 
 

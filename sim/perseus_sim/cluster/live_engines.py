@@ -129,8 +129,8 @@ def start_engines(
             write_trace(bursts, burst)
         files = tuple(str(one.path) for one in gpus)
         spec = EngineSpec(files, gpu, model, str(trace), str(results), burst=str(bursts or ""))
-        own = {"app": name, keys.LABEL_JOB: name, **(labels or {})}
-        uid = cluster.run_pod(namespace, pod_name, node.name, own, [])
+        pod_labels = {"app": name, keys.LABEL_JOB: name, **(labels or {})}
+        uid = cluster.run_pod(namespace, pod_name, node.name, pod_labels, [])
         pod = AdmittedPod(uid, namespace, pod_name, tuple(one.spec.uuid for one in gpus))
         node.kubelet.admit(pod)
         child = cluster.processes.start(

@@ -109,13 +109,13 @@ class KubeClient(ObjectStore, AccessReviews):
         for version in _POD_GROUP_VERSIONS[group.api_group]:
             where = group.api_group, version, namespace, "podgroups", group.name
             try:
-                found = await self._request(
+                pod_group = await self._request(
                     self._custom.get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S)
                 )
             except KubeNotFound as error:
                 refused = error
             else:
-                return Owner(f"{group.api_group}/{version}", "PodGroup", group.name, found["metadata"]["uid"])
+                return Owner(f"{group.api_group}/{version}", "PodGroup", group.name, pod_group["metadata"]["uid"])
         assert refused is not None
         raise refused
 

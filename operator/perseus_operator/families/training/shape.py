@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.status import ShapeStatus
 from perseus_operator.api.stored import parse_stored
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.families.training.work.schedule_source import is_whole_step
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
@@ -40,6 +40,11 @@ def shape_of_ranks(job: Job) -> Pipeline | Explanation:
         message = f"{len(ranks)} training processes have connected{lacking}. The shape of the job is taken from them."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
     return _pipeline(shape, declared)
+
+
+def is_whole_step(instructions: DeclaredSchedule) -> bool:
+    """Whether a process marks its iterations as a whole; one with several phases runs a custom schedule."""
+    return [kind for kind, *_ in instructions] == [InstructionKind.STEP]
 
 
 def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredSchedule]) -> str | None:
@@ -71,10 +76,6 @@ def _pipeline(shape: Sequence[int], declared: Iterable[DeclaredSchedule]) -> Pip
         return parse(Pipeline, raw, "The training processes")
     except InvalidSpec as error:
         return Explanation(Reason.RANKS_MISMATCH, f"{error}.")
-
-
-def _waiting(message: str) -> Explanation:
-    return Explanation(Reason.WAITING_FOR_RANKS, f"{message}. The shape of the job is taken from them.")
 
 
 def shape_to_status(shape: Pipeline | None) -> ShapeStatus | None:

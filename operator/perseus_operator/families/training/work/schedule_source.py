@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from perseus_core.instruction import InstructionKind
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.errors import InvalidSchedule
+from perseus_operator.families.training.shape import is_whole_step
 from perseus_operator.families.training.work.config_map_ref import resolve
 from perseus_operator.nodes.node import DeclaredSchedule
 from perseus_proto.v1alpha1 import agent_pb2
@@ -125,11 +125,6 @@ def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
             return schedule_csv
     message = f"What the training processes report that they run is not a valid schedule: {refusals[0]}."
     raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
-
-
-def is_whole_step(instructions: DeclaredSchedule) -> bool:
-    """Whether a process marks its iterations as a whole; one with several phases runs a custom schedule."""
-    return [kind for kind, *_ in instructions] == [InstructionKind.STEP]
 
 
 def _row(instructions: DeclaredSchedule, stage: int, position: Callable[[int, int], int]) -> str:
