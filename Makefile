@@ -73,7 +73,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this 
 	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
-demo-serving: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## Clocks of serving engines that follow their load, on this machine, in four minutes
+demo-serving: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## Clocks of serving engines that follow their load, on this machine, in two minutes
 	@$(BIN)/perseus demo --serving --output out
 
 test: setup ## Units, laws, contracts, and parts together in one process; ARGS="-k lease" passes arguments to pytest

@@ -40,7 +40,7 @@ HELD: Final[Mapping[str, str]] = {
     "MemoryFull": "the memory for keys and values is full",
     "NoSample": "the engine says nothing",
     "ImpossibleSample": "what the engine says cannot be true",
-    "Ordered": "by order: measured, over several nodes, or at default clocks",
+    "Ordered": "ordered: it is measured, spans nodes, or has its default clocks",
 }
 """What held a clock, by the word of ``status.replicas[].limitedBy``."""
 
