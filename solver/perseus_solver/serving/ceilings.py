@@ -16,7 +16,7 @@ import numpy as np
 
 from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.serving.table import PROMPT_SHARE, PROMPTS, TableRequest, prompts_s
+from perseus_solver.serving.table import PROMPTS, TableRequest, prompts_allowed_s, prompts_s
 
 _LOADS: Final = 256
 """Numbers of running requests that are compared: up to 256 every one."""
@@ -110,7 +110,5 @@ def ceilings(request: TableRequest, mix: Mix) -> tuple[Ceiling, ...]:
 
 
 def _prompts(request: TableRequest, mhz: int) -> int:
-    if request.first_token_s is None:
-        return PROMPTS
-    allowed_s = PROMPT_SHARE * request.first_token_s
-    return sum(prompts_s(request, mhz, prompts) <= allowed_s for prompts in range(1, PROMPTS + 1))
+    counts = range(1, PROMPTS + 1)
+    return sum(prompts_s(request, mhz, prompts) <= prompts_allowed_s(request, prompts) for prompts in counts)

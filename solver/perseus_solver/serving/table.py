@@ -14,7 +14,9 @@ and a slower clock leaves less of that. Requests that come independently of each
 whatever the times they take (M/G/infinity): with b on average, none is with probability exp(-b).
 
 Prompts that wait get a clock of their own: the least at which as many of mean length are done within half of the limit
-of the first token, so that as much may still come before them.
+of the first token, so that as much may still come before them. Where limits are a share of what requests take at the
+highest clock, what comes before them is in the limit already, and prompts that take no more than that share longer are
+in time, too.
 
 A step takes no longer at a higher clock, so the next lower clock, which breaks a rule, shows that the choice is the
 least. Cells of loads that nobody saw, and those that no clock keeps within the limit, get the default clocks.
@@ -110,6 +112,7 @@ class TableRequest:
         prompt_tokens: of a prompt, mean.
         switch_s: how long a change of the clock takes, median; 0: no time.
         margin: share of the limit that a predicted step may take; the rest is for prompts between the steps.
+        slower: by how many times longer than at the highest clock prompts may always take; 0: limits say it alone.
         seen: loads and clocks that were measured; None: the models hold everywhere (published ones, for advice).
         running: upper edges of the running sequences.
         kv_share: upper edges of the used share of the memory.
@@ -127,6 +130,7 @@ class TableRequest:
     prompt_tokens: float
     switch_s: float = 0.0
     margin: float = MARGIN
+    slower: float = 0.0
     seen: Seen | None = None
     running: tuple[int, ...] = RUNNING
     kv_share: tuple[float, ...] = KV_SHARES
@@ -141,8 +145,9 @@ class TableRequest:
             raise InvalidProblem(
                 f"prompt_tokens must be more than 0 and at most 10,000,000, not {self.prompt_tokens!r}"
             )
-        if not 0.0 <= self.switch_s <= 60.0:
-            raise InvalidProblem(f"switch_s must be from 0 to 60, not {self.switch_s!r}")
+        for name, most in (("switch_s", 60.0), ("slower", 10.0)):
+            if not 0.0 <= getattr(self, name) <= most:
+                raise InvalidProblem(f"{name} must be from 0 to {most:g}, not {getattr(self, name)!r}")
         if not 0.0 < self.margin <= 1.0:
             raise InvalidProblem(f"margin must be more than 0 and at most 1, not {self.margin!r}")
         if not 0 < self.kv_capacity <= 10**9:
@@ -294,13 +299,22 @@ def _boosts_mhz(request: TableRequest) -> tuple[int, ...]:
     if request.first_token_s is None:
         return (next(iter(request.usable_mhz), DEFAULT_CLOCKS),)
     top_mhz = next((mhz for mhz in request.usable_mhz if _as_fast(request, mhz)), DEFAULT_CLOCKS)
-    allowed_s = PROMPT_SHARE * request.first_token_s
     boosts = []
     for prompts in range(1, PROMPTS + 1):
+        allowed_s = prompts_allowed_s(request, prompts)
         in_time = (mhz for mhz in request.usable_mhz if prompts_s(request, mhz, prompts) <= allowed_s)
         mhz = next(in_time, DEFAULT_CLOCKS) or top_mhz
         boosts.append(top_mhz if top_mhz != DEFAULT_CLOCKS and mhz > top_mhz else mhz)
     return tuple(boosts)
+
+
+def prompts_allowed_s(request: TableRequest, prompts: int) -> float:
+    """Return how long so many prompts may take, in seconds; for ever where no limit is theirs."""
+    if request.first_token_s is None:
+        return math.inf
+    fastest_s = prompts_s(request, request.steps.best.highest_mhz, prompts)
+    relative_s = request.slower * fastest_s if math.isfinite(fastest_s) else 0.0
+    return max(PROMPT_SHARE * request.first_token_s, relative_s)
 
 
 def prompts_s(request: TableRequest, clock_mhz: int, prompts: int) -> float:

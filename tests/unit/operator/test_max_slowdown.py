@@ -123,6 +123,15 @@ def test_a_baseline_that_moves_moves_the_limits_and_tries_nothing_again(pool: En
     assert intent.orders.table is not None, "a table is made anew at once"
 
 
+def test_prompts_may_take_the_share_longer_though_boosts_are_late() -> None:
+    """Half of a limit is less than one prompt takes at any clock: a limit so tight has the wait before it in it."""
+    pool = EnginePool(replicas=2, objective={"maxSlowdown": "20%"}, clocks={})
+    pool.run(LONG_S, until=lambda: FOLLOW_TABLE in pool.clocks and not pool.decide().trying)
+    pool.run(60)
+    assert pool.status()["engine"]["lowestMegahertz"] < pool.machine.clocks_mhz[-1]
+    assert pool.conditions()["ObjectiveKept"].status is True
+
+
 def test_of_a_page_no_slowdown_is_known_so_limits_are_proposed() -> None:
     """Its buckets are wider than any slowdown that one would ask for."""
     pool = EnginePool(objective=TOKEN)

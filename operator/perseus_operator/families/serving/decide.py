@@ -110,6 +110,7 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
     model, replicas = pool.model, pool.signals.replicas
     if not replicas or not model.fit_due(now.monotonic_s):
         return ()
+    slowdown = spec.max_slowdown_ratio
     wanted = FitWork(
         windows=model.windows,
         highest_mhz=replicas[0].highest_mhz,
@@ -119,7 +120,8 @@ def _fit(pool: ServingPool, spec: PoolSpec, limits: ServingLimits, now: Now) -> 
         mix=model.mix,
         switch_s=max(replica.switch_s for replica in replicas),
         prompts=pool.role is Role.PREFILL,
-        margin=MARGIN if spec.objective.max_slowdown is None else SHARE,
+        margin=MARGIN if slowdown is None else SHARE,
+        slower=0.0 if slowdown is None else SHARE * (1.0 + slowdown),
     )
     return (wanted,) if wanted.ladder_mhz else ()
 

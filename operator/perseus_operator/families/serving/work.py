@@ -93,6 +93,7 @@ def fit_and_table(wanted: FitWork) -> tuple[FitResult, ClockTable | None, tuple[
         wanted.prompt_tokens,
         wanted.switch_s,
         wanted.margin,
+        wanted.slower,
         seen=result.seen,
     )
     if wanted.prompts:

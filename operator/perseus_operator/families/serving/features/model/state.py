@@ -50,6 +50,7 @@ class FitWork:
         switch_s: how long a change of the clock takes, median.
         prompts: the engines compute prompts alone.
         margin: share of the limit of a token that a predicted step may take.
+        slower: by how many times longer than at the highest clock prompts may always take; 0: limits say it alone.
     """
 
     windows: tuple[Window, ...]
@@ -61,6 +62,7 @@ class FitWork:
     switch_s: float
     prompts: bool = False
     margin: float = MARGIN
+    slower: float = 0.0
 
 
 @dataclass(frozen=True)
