@@ -137,10 +137,9 @@ class TableRequest:
 
     def __post_init__(self) -> None:
         highest_mhz = self.steps.best.highest_mhz
-        if not 0.0 < self.limit_s <= 3_600.0:
-            raise InvalidProblem(f"limit_s must be more than 0 and at most 3,600, not {self.limit_s!r}")
-        if self.first_token_s is not None and not 0.0 < self.first_token_s <= 3_600.0:
-            raise InvalidProblem(f"first_token_s must be more than 0 and at most 3,600, not {self.first_token_s!r}")
+        for name, limit_s in (("limit_s", self.limit_s), ("first_token_s", self.first_token_s)):
+            if limit_s is not None and not 0.0 < limit_s <= 3_600.0:
+                raise InvalidProblem(f"{name} must be more than 0 and at most 3,600, not {limit_s!r}")
         if not 0.0 < self.prompt_tokens <= 10**7:
             raise InvalidProblem(
                 f"prompt_tokens must be more than 0 and at most 10,000,000, not {self.prompt_tokens!r}"
@@ -154,6 +153,9 @@ class TableRequest:
             raise InvalidProblem(f"kv_capacity must be from 1 to 1,000,000,000, not {self.kv_capacity!r}")
         if self.watts.highest_mhz != highest_mhz:
             raise InvalidProblem(f"watts must have the highest_mhz of steps, {highest_mhz}")
+        self._check_edges(highest_mhz)
+
+    def _check_edges(self, highest_mhz: int) -> None:
         for name in ("ladder_mhz", "running", "kv_share"):
             edges = getattr(self, name)
             if not 0 < len(edges) <= MOST_EDGES:
