@@ -2,7 +2,7 @@
 
 A message is late by what the seed says, so those of different calls overtake each other. It may be lost, then its call
 ends with its deadline; it may be delivered twice. A link that is cut delivers nothing, and its streams break when the
-keepalive notices.
+keepalive notices, as do those of which nobody has heard.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _Call:
         silent_s = (scheduler.now_ns - self._heard_ns) / 1e9
         if self._server is not None and not self._server.alive and not self.link.cut:
             self.fail(grpc.StatusCode.UNAVAILABLE, "connection reset")
-        elif silent_s > KEEPALIVE_S and (self.link.cut or not self.node.up):
+        elif silent_s > KEEPALIVE_S and (self._server is None or self.link.cut or not self.node.up):
             self.fail(grpc.StatusCode.UNAVAILABLE, "keepalive timed out")
         else:
             scheduler.after(0.25, self._watch)
