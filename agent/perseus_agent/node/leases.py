@@ -83,6 +83,8 @@ class JobLease:
     """Of its serving engines; None: they run at their default clocks."""
     orders_id: str = ""
     selected_s: float | None = None
+    asked: int = 0
+    """Number of the request that was granted last."""
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left; of the last ``MAX_FURTHEST``
     pipelines. An entry goes when the first rank of that pipeline returns."""
@@ -132,6 +134,7 @@ class LeaseTable:
         journal.keep_epochs(lambda job_uid: job_uid in self._jobs)
         self.expiries = 0
         """Leases that ran out."""
+        self._asked = 0
 
     def check(self, wanted: LeaseRequest) -> None:
         """Whether ``acquire`` would accept this now, before its epoch is written to the journal.
@@ -156,9 +159,24 @@ class LeaseTable:
         if wanted.job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
             raise TooMuch(f"job_uid: at most {MAX_JOBS} jobs on one node")
 
-    def acquire(self, wanted: LeaseRequest) -> tuple[JobLease, list[JobLease]]:
+    def asked(self, wanted: LeaseRequest) -> int:
+        """Check a request as it comes, and number it: the journal may take longer over one than over the next.
+
+        Raises:
+            RequestError: one of its classes.
+        """
+        self.check(wanted)
+        self._asked += 1
+        return self._asked
+
+    def acquire(self, wanted: LeaseRequest, asked: int) -> tuple[JobLease, list[JobLease]]:
         """Take control of a job, or take it over, or replace its pods or its clock. Plans in force stay in force. The
         journal must know the epoch already.
+
+        Args:
+            wanted: by the operator.
+            asked: number of the request. One that came before what the lease has now is refused: its caller has given
+                up, and asked again.
 
         Returns:
             The lease, and those of other jobs that it ends: they had lapsed and named one of its pods.
@@ -168,6 +186,8 @@ class LeaseTable:
         """
         self.check(wanted)
         by_uid, lease = _check_pods(wanted.pods), self._jobs.get(wanted.job_uid)
+        if lease is not None and asked < lease.asked:
+            raise NoLease(f"job_uid: a later request for the lease of {wanted.job_uid!r} was granted first")
         ended = self._others(wanted.job_uid, by_uid)
         for other in ended:
             del self._jobs[other.job_uid]
@@ -186,7 +206,7 @@ class LeaseTable:
             lease.clock = wanted.clock
         elif lease.clock.mhz:
             lease.clock = RestingClock(lease.clock.mhz, wanted.clock.keep_s)
-        lease.named_gpus = dict(wanted.named_gpus)
+        lease.named_gpus, lease.asked = dict(wanted.named_gpus), asked
         lease.lapsed = False
         return lease, ended
 

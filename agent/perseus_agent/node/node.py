@@ -139,12 +139,12 @@ class Node:
         with self._lock:
             self._check_serving()
             self._expire()
-            self.leases.check(wanted)
+            asked = self.leases.asked(wanted)
         # Without the lock: a slow disk must not keep leases from expiring.
         self._journal.record_epoch(wanted.job_uid, wanted.epoch)
         with self._lock:
             self._check_serving()
-            lease, ended = self.leases.acquire(wanted)
+            lease, ended = self.leases.acquire(wanted, asked)
             for other in ended:
                 self._end(other, "the lease of another job names the pod")
             self._lease_clocks.leased(lease)

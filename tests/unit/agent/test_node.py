@@ -90,6 +90,23 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.node.drain(60)
 
 
+def test_a_request_that_waited_for_the_disk_does_not_replace_what_was_granted_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 377 of the simulation: its caller had given up, and had the lease name other pods."""
+    record = bench.journal.record_epoch
+
+    def wait(job: str, epoch: int) -> None:
+        monkeypatch.setattr(bench.journal, "record_epoch", record)
+        bench.lease(pods=("pod-1",))
+        record(job, epoch)
+
+    monkeypatch.setattr(bench.journal, "record_epoch", wait)
+    with pytest.raises(NoLease, match="a later request"):
+        bench.lease(pods=("pod-0",))
+    assert [[*lease.pods] for lease in bench.node.leases.all()] == [["pod-1"]]
+
+
 def test_the_clock_keeper_hears_of_the_agent_before_a_gpu_can_be_locked(tmp_path: Path) -> None:
     journal, _ = Journal.open(tmp_path / "journal", "boot")
     threads_when_heard: list[set[threading.Thread]] = []
