@@ -271,6 +271,13 @@ MUTANTS: Final = {
             needs=("power limited", "link cut"),
         ),
         _mutant(
+            "overtaken-request-granted",
+            "perseus_agent.node.leases",
+            "hole of a seed",
+            ("        if lease is not None and asked < lease.asked:\n", "        if False:\n"),
+            needs=("disk slow",),
+        ),
+        _mutant(
             "silence-of-an-engine-unnoticed",
             "perseus_agent.serving.law",
             "promise 2",
