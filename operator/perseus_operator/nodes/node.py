@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from perseus_core.instruction import InstructionKind
 from perseus_core.iteration import IterationReport
 from perseus_core.leases import NO_RESTING_CLOCK, RestingClock
 from perseus_core.rank import RankId
@@ -36,6 +37,11 @@ CLOCK_INTERVAL_S: Final = 1.0
 DeclaredSchedule = tuple[tuple[int, int, int, bool], ...]
 """What one training process says that it executes: (kind, microbatch, chunk, whether joined) in order. A joined one
 runs in one action with the next, which sends both results at its end."""
+
+
+def is_whole_step(schedule: DeclaredSchedule) -> bool:
+    """Whether a process marks its iterations as a whole; one with several phases runs a custom schedule."""
+    return [kind for kind, *_ in schedule] == [InstructionKind.STEP]
 
 
 @dataclass

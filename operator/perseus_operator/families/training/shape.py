@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from perseus_core.instruction import InstructionKind
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump, parse
@@ -20,7 +19,7 @@ from perseus_operator.errors import InvalidSpec
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
-from perseus_operator.nodes.node import DeclaredSchedule
+from perseus_operator.nodes.node import DeclaredSchedule, is_whole_step
 
 
 def shape_of_ranks(job: Job) -> Pipeline | Explanation:
@@ -40,11 +39,6 @@ def shape_of_ranks(job: Job) -> Pipeline | Explanation:
         message = f"{len(ranks)} training processes have connected{lacking}. The shape of the job is taken from them."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
     return _pipeline(shape, declared)
-
-
-def is_whole_step(instructions: DeclaredSchedule) -> bool:
-    """Whether a process marks its iterations as a whole; one with several phases runs a custom schedule."""
-    return [kind for kind, *_ in instructions] == [InstructionKind.STEP]
 
 
 def _lacking(nodes: JobNodes, shape: Sequence[int], declared: Sequence[DeclaredSchedule]) -> str | None:

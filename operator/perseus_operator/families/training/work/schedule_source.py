@@ -15,9 +15,8 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.errors import InvalidSchedule
-from perseus_operator.families.training.shape import is_whole_step
 from perseus_operator.families.training.work.config_map_ref import resolve
-from perseus_operator.nodes.node import DeclaredSchedule
+from perseus_operator.nodes.node import DeclaredSchedule, is_whole_step
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import errors as solver_errors
 from perseus_solver.schedules import read_schedule
