@@ -191,7 +191,8 @@ def class_notes(document: Json) -> list[str]:
 def _predicted(job: Json) -> str:
     if "energySavedLow" not in job:
         return str(job.get("energySaved", ""))
-    return f"{job['energySavedLow']} to {job['energySavedHigh']} ({job['restsOn']})"
+    low, high = job["energySavedLow"], job["energySavedHigh"]
+    return f"{low if low == high else f'{low} to {high}'} ({job['restsOn']})"
 
 
 def _note(document: Json, terminal: Terminal) -> list[str]:

@@ -176,6 +176,8 @@ def test_the_list_adds_up_what_is_measured(stored: Stored) -> None:
     interval = {"energySaved": "10.00%", "energySavedLow": "8.00%", "energySavedHigh": "22.00%"}
     stored.body["status"]["advised"] = {**interval, "restsOn": "Model"}
     assert "8.00% to 22.00% (Model)" in command("list", "-A")[1]
+    stored.body["status"]["advised"]["energySavedLow"] = "22.00%"
+    assert "  22.00% (Model)" in command("list", "-A")[1], "no interval of one value"
     assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
 
 
