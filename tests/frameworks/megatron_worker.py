@@ -165,7 +165,8 @@ class Experts(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         spec = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts, moe_grouped_gemm=False)
-        self.layer = MoELayer(config, spec.submodules)
+        # A function that builds the layer since 0.19; a description of it before.
+        self.layer = spec(config) if callable(spec) else MoELayer(config, spec.submodules)
 
     def forward(self, x: Any) -> Any:
         return self.layer(x)[0]
