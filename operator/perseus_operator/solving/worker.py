@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from perseus_operator.solving.request import SolveRequest, problem_of
 REFUSED: Final = 2
 INVALID_PROFILE: Final = 3
 OUT_OF_MEMORY: Final = 4
+_NICENESS: Final = 10
+"""A frontier that comes some seconds later harms nobody; an operator that answers later is waited for."""
 
 
 def solve_in_process(request: SolveRequest) -> bytes:
@@ -42,6 +45,7 @@ def main() -> int:
     from perseus_solver.errors import InvalidProfile as BadProfile
     from perseus_solver.errors import SolverError, content_withheld
 
+    os.nice(_NICENESS)
     memory_bytes = int(sys.argv[1]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     with contextlib.suppress(OSError):  # if the container's memory is used up all the same, not the operator
