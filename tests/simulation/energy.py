@@ -55,6 +55,8 @@ class Energy:
         """Whether the budget is in force and kept, and was so since the last event that concerns it."""
         self._calm_ns = 0
         self._unknown = False
+        self._forged = False
+        """Whether a rank of the planned job has forged what its power is measured by."""
         self._look()
 
     def begun(self, fault: Fault, *, ends: bool = False) -> None:
@@ -62,6 +64,7 @@ class Energy:
         if fault.kind not in OF_OPERATORS:
             self._kept = False
             self._calm_ns = self._now.now_ns + int(((0 if ends else fault.lasts_s) + CALM_S) * NS)
+        self._forged |= fault.kind == "rank forges" and fault.place % len(self._world.training) == 0
         self._unknown |= fault.kind in ("driver hangs", "driver refuses", "GPUs lost", "GPU fails", "node vanishes")
 
     def _look(self) -> None:
@@ -71,7 +74,7 @@ class Energy:
             self._kept = False
         elif mean_w is not None and self._now.now_ns > self._calm_ns:
             limit_w = budget["spec"]["watts"] - self._unsteered_w()
-            if self._kept and mean_w > limit_w * NOISE:
+            if self._kept and not self._forged and mean_w > limit_w * NOISE:
                 self._now.fail(
                     f"promise 12: {PLANNED} draws {mean_w:.0f} W of {limit_w:.0f} W in {WINDOW} iterations, and only"
                     " operators had faults"
@@ -100,7 +103,7 @@ class Energy:
         """The status says of the budget what is so."""
         budget, job = self._world.api.budgets.get(BUDGET), self._world.training[PLANNED]
         mean_w = self._mean_w()
-        if budget is None or not job.ranks or PLANNED not in self._world.uids or mean_w is None:
+        if budget is None or not job.ranks or PLANNED not in self._world.uids or mean_w is None or self._forged:
             return
         limit_w = budget["spec"]["watts"] - self._unsteered_w()
         if says_kept(budget) and mean_w > limit_w * NOISE:

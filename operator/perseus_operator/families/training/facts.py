@@ -26,6 +26,7 @@ class Facts:
         frontier: that is in force; None: none is known yet.
         calibrated: whether plans are made with calibrated times.
         share: of a PowerBudget; None: no budget selects the job.
+        excess: measured power over that of the plans that were followed, at least 1.
     """
 
     spec: JobSpec
@@ -35,3 +36,4 @@ class Facts:
     frontier: FrontierView | None
     calibrated: bool
     share: Share | None
+    excess: float = 1.0

@@ -34,6 +34,7 @@ from perseus_operator.families.training.features.frontier.input_progress import 
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
 from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.families.training.features.hardware.progress import HardwareProgress
+from perseus_operator.families.training.features.power.excess import Excess
 from perseus_operator.families.training.features.profile.observation import Observation
 from perseus_operator.families.training.features.profile.progress import ProfilingProgress
 from perseus_operator.families.training.features.profile.sweep import DIGEST_PREFIX
@@ -73,6 +74,7 @@ class Training:
     guard: Guard = field(default_factory=Guard)
     comparisons: Comparisons = field(default_factory=Comparisons)
     canary: Canary = field(default_factory=Canary)
+    excess: Excess = field(default_factory=Excess)
     power_profiles: tuple[str, ...] | None = None
     """Under which the job is measured; None: not known yet."""
 
@@ -191,7 +193,10 @@ class Training:
             self.history.ran_at_default(iteration)
         if iteration is not None and self.is_typical(iteration):
             self.hardware.iteration_observed(iteration)
-        if iteration is None or frontier is None or self.sweeping or not self.ranks_comparable:
+        if iteration is None or frontier is None or self.sweeping:
+            return iteration
+        self.excess.iteration_observed(iteration, frontier, spec.pipeline.tensor_parallel)
+        if not self.ranks_comparable:
             return iteration
         # At default clocks a pipeline runs like the fastest plan.
         times_us = frontier.expected_us
@@ -265,6 +270,7 @@ class Training:
 
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)
+        self.excess = Excess()
         self.observation.restarted()
         self.stragglers.restarted()
         self.hardware.restarted()
@@ -312,6 +318,7 @@ class Training:
             frontier=self.frontier,
             calibrated=bool(self.calibration.digest_in_use),
             share=self.job.share,
+            excess=self.excess.ratio,
         )
 
     @property

@@ -9,7 +9,7 @@ from perseus_core.gpus import TRUE_SHARES
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.families.training.decide import TrainingDecision, common_point
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
-from perseus_operator.families.training.features.power.plans import power_w, replicas_of
+from perseus_operator.families.training.features.power.plans import power_w, replicas_of, spent_by
 from perseus_operator.families.training.features.profile.cost import SweepCost
 from perseus_operator.families.training.training import Training
 from perseus_operator.objects.formatting import joules, percent, seconds, slowed_by
@@ -109,10 +109,13 @@ def limited(training: Training, decision: TrainingDecision, point: int) -> str:
     assert share.watts is not None
     assert training.frontier is not None
     assert training.spec is not None
-    drawn_w = power_w(training.frontier, point, replicas_of(training.spec))
+    drawn_w = power_w(training.frontier, point, spent_by(training.facts(training.spec)))
     message = (
         f"The job is {slowed(training, decision)}: {share.watts:.0f} W are granted; this plan draws {drawn_w:.0f} W."
     )
+    if training.excess.ratio > 1.0:
+        more = percent(training.excess.ratio - 1.0)
+        message += f" That is {more} more than predicted, as its GPUs have shown."
     if share.feasible:
         return message
     return f"{message} The budget is less than its jobs draw at their most frugal plans."

@@ -26,7 +26,7 @@ from perseus_operator.families.training.features.bound.guard import (
 )
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target, bound_us, target_of
 from perseus_operator.families.training.features.hardware.hardware import JobHardware
-from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, within_share
+from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, spent_by, within_share
 from perseus_operator.nodes.iterations import KEPT
 from perseus_operator.objects.values import Now
 from perseus_operator.solving.view import FrontierView
@@ -83,14 +83,14 @@ def aim_of(guard: Guard, facts: Facts, seen: Seen, now: Now, *, profiling: bool)
         profiling: whether a profile is measured first: then measured iterations are not judged.
     """
     wanted = current_target(facts.spec, facts.frontier, facts.nodes.furthest_iteration, now)
-    replicas = replicas_of(facts.spec)
-    target, limited = within_share(wanted, facts.share, facts.frontier, replicas)
+    spent = spent_by(facts)
+    target, limited = within_share(wanted, facts.share, facts.frontier, spent)
     if not profiling:
         guard = _guard(guard, facts, seen, target, now, limited=limited)
     # A job that is slowed because watts are short is slowed on purpose: no step of the guard may draw more.
     hold = min(guard.hold, Hold.FASTEST_PLAN) if limited else guard.hold
     if limited:
-        target, _ = within_share(wanted, facts.share, facts.frontier, replicas, hold.finest)
+        target, _ = within_share(wanted, facts.share, facts.frontier, spent, hold.finest)
     wake_at_s = math.inf
     if not profiling and (guard.hold is not Hold.NOTHING or guard.trips):
         wake_at_s = guard.until_s if guard.hold else guard.until_s + guard.pause_s
@@ -179,7 +179,7 @@ def _allowed(facts: Facts, target: Target, *, limited: bool) -> Callable[[Grain]
     frontier, share = facts.frontier, facts.share
     assert frontier is not None
     if limited and share is not None:
-        return lambda grain: fastest_within(share, frontier, replicas_of(facts.spec), grain)
+        return lambda grain: fastest_within(share, frontier, spent_by(facts), grain)
     return lambda grain: frontier.lookup(target.time_us + 0.5, grain)
 
 

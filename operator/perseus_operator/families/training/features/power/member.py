@@ -8,7 +8,7 @@ from perseus_core.units import mean_power_w
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
-from perseus_operator.families.training.features.power.plans import claim, power_w, replicas_of
+from perseus_operator.families.training.features.power.plans import claim, power_w, replicas_of, spent_by
 
 
 def training_member(job: str, facts: Facts, target: Target | Infeasible | None, *, settled: bool) -> Member:
@@ -34,7 +34,7 @@ def training_member(job: str, facts: Facts, target: Target | Infeasible | None, 
     curve = claim(
         job,
         frontier,
-        replicas=replicas_of(spec),
+        replicas=spent_by(facts),
         gpus=min(gpus, len(limits_w)),
         priority=spec.priority,
         wanted=frontier.lookup(target.time_us),

@@ -8,6 +8,7 @@ from perseus_core.grain import Grain
 from perseus_core.units import mean_power_w
 from perseus_operator.api.job import JobSpec
 from perseus_operator.budgets.allocation import ROUNDING_W, Claim, Share
+from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target
 from perseus_operator.solving.view import FrontierView
 
@@ -17,7 +18,12 @@ def replicas_of(spec: JobSpec) -> int:
     return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
-def power_w(frontier: FrontierView, point: int, replicas: int) -> float:
+def spent_by(facts: Facts) -> float:
+    """The same, as the GPUs' counters show it."""
+    return replicas_of(facts.spec) * facts.excess
+
+
+def power_w(frontier: FrontierView, point: int, replicas: float) -> float:
     """Mean power of the whole job over an iteration at a point, in watts."""
     return mean_power_w(replicas * frontier.energies_mj[point], frontier.expected_us[point])
 
@@ -26,7 +32,7 @@ def claim(
     job: str,
     frontier: FrontierView,
     *,
-    replicas: int,
+    replicas: float,
     gpus: int,
     priority: int,
     wanted: int,
@@ -37,7 +43,7 @@ def claim(
     Args:
         job: namespace/name.
         frontier: of one pipeline.
-        replicas: how often the frontier's energy is spent: data-parallel times tensor-parallel size.
+        replicas: how often the frontier's energy is spent, as `spent_by` says.
         gpus: of the job.
         priority: of the job.
         wanted: the point that its own objective asks for; it never runs a faster one.
@@ -59,7 +65,7 @@ def within_share(
     target: Target | Infeasible | None,
     share: Share | None,
     frontier: FrontierView | None,
-    replicas: int,
+    replicas: float,
     finest: Grain = Grain.INSTRUCTION,
 ) -> tuple[Target | Infeasible | None, bool]:
     """The target that a job may have within its share, and whether the share limits it.
@@ -83,7 +89,7 @@ def within_share(
 
 
 def fastest_within(
-    share: Share, frontier: FrontierView, replicas: int, finest: Grain = Grain.INSTRUCTION
+    share: Share, frontier: FrontierView, replicas: float, finest: Grain = Grain.INSTRUCTION
 ) -> int | None:
     """The fastest point that fits a share whose watts are known and is not finer than ``finest``; None: none fits."""
     assert share.watts is not None
