@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.doubles.statements import source_of
 from tests.made_up_fleet import BEGIN_S, END_S, MadeUpPrometheus, fleet
 from tests.pages import commands_of
 
@@ -80,7 +82,12 @@ def make_inputs(words: list[str]) -> None:
     hardware.write_text(HARDWARE)
     if "--load" in given:
         Path(given["--load"]).write_text(DAY)
-    if "--from" in given:
+    if "*" in given.get("--from", ""):
+        for day in range(3):
+            path = Path(given["--from"].replace("*", f"{day + 1:02}"))
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(document(source_of(day).statement, "job")))
+    elif "--from" in given:
         Path(given["--from"]).write_text(statement())
 
 
@@ -93,7 +100,7 @@ def test_the_commands_of_a_page_run_in_their_order(
         target = words[words.index(">") + 1] if ">" in words else ""
         make_inputs(words)
         if not MEASURED & set(words):
-            arguments = arguments_of(words)
+            arguments = [name for word in arguments_of(words) for name in sorted(glob(word)) or [word]]
             assert perseus(arguments) == 0, f"{shlex.join(arguments)}: {capsys.readouterr().err}"
             if target:
                 Path(target).parent.mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
+from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.work.schedule_source import (
     assemble_schedule,
@@ -200,3 +201,10 @@ def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:
     request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_schedule(schedule))
     again = schedule_of(request, None)
     assert [again.of_stage(stage) for stage in range(2)] == [schedule.of_stage(stage) for stage in range(2)]
+
+
+@pytest.mark.parametrize(("schedule", "phases"), [("0S0,1S0,2S0\n", True), ("0F0,0B0\n", False), ("0F0,1S0\n", False)])
+def test_a_schedule_of_steps_alone_is_one_of_phases(schedule: str, phases: bool) -> None:
+    inputs = InputProgress()
+    inputs.schedule_accepted(schedule)
+    assert inputs.of_phases is phases

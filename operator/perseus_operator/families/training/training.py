@@ -338,8 +338,9 @@ class Training:
         """Whether telemetry shows how long pipelines take by themselves: steps and phases that hold the wait for other
         ranks last equally long.
         """
+        whole = self.spec is not None and self.spec.pipeline.schedule is ScheduleName.STEPS
         latest = self.history.recent[-1] if self.history and self.history.recent else None
-        return latest is None or latest.own_time
+        return not (whole or self.inputs.of_phases) or latest is None or latest.own_time
 
     @property
     def shape_wanted(self) -> bool:

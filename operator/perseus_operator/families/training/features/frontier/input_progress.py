@@ -7,9 +7,12 @@ ends; a profile is accepted or forgotten; a schedule is accepted, rejected or ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec
+
+_OF_PHASES: Final = frozenset("0123456789S,\n")
 
 
 @dataclass
@@ -25,6 +28,8 @@ class InputProgress:
     profile_fault: Explanation | None = None
     schedule_csv: str | None = None
     """A custom schedule; None: not known yet, or the schedule has a name."""
+    of_phases: bool = False
+    """Whether all that the custom schedule has are steps, each a phase of the iteration."""
     schedule_fault: Explanation | None = None
     read_at_s: float | None = None
     """When profile and schedule were last read (monotonic); None: read them now."""
@@ -65,6 +70,7 @@ class InputProgress:
     def schedule_accepted(self, schedule_csv: str) -> None:
         """It is known what the pipelines run."""
         self.schedule_csv, self.schedule_fault = schedule_csv, None
+        self.of_phases = set(schedule_csv) <= _OF_PHASES
 
     def schedule_rejected(self, fault: Explanation) -> None:
         """There is no usable schedule; one accepted before stays."""
