@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from perseus_core import keys
 from perseus_sim.cluster.rbac import Permission, Request
 
+OF_POD_GROUPS = {Permission("get", group, "podgroups") for group in ("scheduling.k8s.io", "scheduling.x-k8s.io")}
+"""To find the group that pods of a class are scheduled with: ``tests/e2e/test_energy_class.py`` uses the second, and
+``tests/chart/test_gated_apis.py`` the first, which an API server has behind a gate.
+"""
 OCCASIONAL = {
+    *OF_POD_GROUPS,
     *(
         Permission(verb, keys.API_GROUP, plural)
         for plural in (keys.PROFILE_PLURAL, keys.FRONTIER_PLURAL)
@@ -19,12 +24,11 @@ OCCASIONAL = {
     *(Permission("create", keys.API_GROUP, plural) for plural in (keys.PLURAL, keys.POOL_PLURAL)),
     *(Permission("patch", keys.API_GROUP, plural) for plural in (keys.POOL_PLURAL, f"{keys.POOL_PLURAL}/status")),
     Permission("get", "", "namespaces"),
-    *(Permission("get", group, "podgroups") for group in ("scheduling.k8s.io", "scheduling.x-k8s.io")),
     Permission("delete", keys.API_GROUP, keys.PLURAL),
 }
 """To store profiles that are measured again, calibrations and frontiers, to find a profile in mode Observe and delete
 old ones, to make jobs and pools of classes, to serve pools, and to delete jobs that have finished.
-``tests/e2e`` uses every one of them.
+``tests/e2e`` uses every one of the others.
 """
 
 
