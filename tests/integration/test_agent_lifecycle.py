@@ -8,6 +8,8 @@ were never written.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import re
 import signal
@@ -354,12 +356,11 @@ def test_an_agent_whose_own_thread_computes_without_an_end_gives_the_gpu_back_an
     (node.folder / "gpu" / f"{gpu_uuid(0)}.fault").write_text(f"compute {agent.pid}")
     said: list[str] = []
     while agent.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://{node.addresses['metrics']}/healthz", timeout=60).close()
-        except urllib.error.HTTPError as error:
-            said.append(error.read().decode())
-        except OSError:  # it has ended
-            pass
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it has ended, perhaps while it was answering
+            try:
+                urllib.request.urlopen(f"http://{node.addresses['metrics']}/healthz", timeout=60).close()
+            except urllib.error.HTTPError as error:
+                said.append(error.read().decode())
         time.sleep(0.005)
     assert agent.wait(60) == STUCK, node.log()
     assert_all_given_back(node)
