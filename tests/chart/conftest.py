@@ -103,9 +103,9 @@ def render(helm: Helm) -> Callable[..., Objects]:
     return rendered
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real API server."""
+    """A real API server, one for each file: what one installs, or leaves behind, is nothing to the others."""
     try:
         with real_server(tmp_path_factory.mktemp("server")) as running:
             yield running
@@ -113,7 +113,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         pytest.skip(f"the chart is not installed: {missing}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api(server: Server) -> Iterator[Any]:
     """The administrator's connection."""
     connect: Any = new_client_from_config
