@@ -139,11 +139,16 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
     select(stub, lease, point=0)
     seen: dict[int, messages.IterationReport] = {}
     answer = None
+
+    def clocks_mhz() -> set[int | None]:
+        return {call.mhz for call in node.calls()[written:] if call.gpu == gpu_uuid(0)}
+
     for batch in stream:
         for event in batch.events:
             if event.HasField("iteration"):
                 seen[event.iteration.point if event.iteration.planned else -1] = event.iteration
-        if 0 in seen and answer is None:
+        # On a busy machine a thread sleeps through an instruction of three milliseconds.
+        if 0 in seen and answer is None and {1200, 900} <= clocks_mhz():
             answer = select(stub, lease, point=1)
         if 1 in seen:
             break
@@ -156,7 +161,7 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
         assert sum(report.durations_us) <= report.compute_span_us <= report.iteration_time_us
         assert report.has_energy
     assert seen[1].iteration > answer.furthest_iteration
-    assert {call.mhz for call in node.calls()[written:] if call.gpu == gpu_uuid(0)} == {1200, 900, 600}
+    assert clocks_mhz() == {1200, 900, 600}
     released = stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=JOB, epoch=lease.epoch))
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
 
