@@ -16,6 +16,7 @@ from tests.unit.operator.conftest import Job, frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.families.training.features.power.excess import WINDOW, Excess
+from perseus_operator.families.training.features.power.plans import power_w
 from perseus_operator.nodes.iterations import JobIteration
 
 FRONTIER = frontier_of(spec_of())
@@ -58,6 +59,16 @@ def test_what_says_nothing_of_plans_does_not_count() -> None:
     for number in range(WINDOW):  # points of a frontier before, or of an agent that lies
         excess.iteration_observed(replace(iteration_of(number, 3.0, {0: 3}), points={0: 99}), FRONTIER, 1)
     assert excess.ratio == 1.0
+
+
+def test_a_profile_that_knows_no_energy_is_corrected_as_well() -> None:
+    """Its smallest energies are less than half a millijoule, and a frontier has whole ones."""
+    nothing = replace(FRONTIER, energies_mj=(0,) * len(FRONTIER.energies_mj))
+    excess = Excess()
+    for number in range(WINDOW):
+        excess.iteration_observed(iteration_of(number, 1.0, {0: 3, 1: 3}), nothing, 1)
+    drawn_w = power_w(FRONTIER, 3, PIPELINES)
+    assert power_w(nothing, 3, PIPELINES * excess.ratio) == pytest.approx(drawn_w, rel=1e-6)
 
 
 def test_a_wait_at_the_plans_power_is_no_excess() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_core.units import j_from_mj, s_from_us
+from perseus_operator.families.training.features.power.plans import spent_mj
 from perseus_operator.nodes.iterations import JobIteration
 from perseus_operator.solving.view import FrontierView
 
@@ -45,7 +46,7 @@ class Excess:
         followed = len(points) == len(iteration.points) > 0 and max(points) < len(frontier.times_us)
         if iteration.energy_mj is None or not followed:
             return
-        planned_mj = ranks_per_stage * sum(frontier.energies_mj[point] for point in points)
+        planned_mj = ranks_per_stage * sum(spent_mj(frontier, point) for point in points)
         slowest_us = max(frontier.expected_us[point] for point in points)
         self._iterations += 1
         self._drawn_j += j_from_mj(iteration.energy_mj)

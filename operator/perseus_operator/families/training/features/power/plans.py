@@ -25,7 +25,12 @@ def spent_by(facts: Facts) -> float:
 
 def power_w(frontier: FrontierView, point: int, replicas: float) -> float:
     """Mean power of the whole job over an iteration at a point, in watts."""
-    return mean_power_w(replicas * frontier.energies_mj[point], frontier.expected_us[point])
+    return mean_power_w(replicas * spent_mj(frontier, point), frontier.expected_us[point])
+
+
+def spent_mj(frontier: FrontierView, point: int) -> int:
+    """Energy of one pipeline, in millijoules: at least one, since no measured power is a multiple of nothing."""
+    return max(1, frontier.energies_mj[point])
 
 
 def claim(
