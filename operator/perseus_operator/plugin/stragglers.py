@@ -15,6 +15,7 @@ from perseus_operator.families.training.features.stragglers.annotation import (
     duration_of_iterations_s,
     parse_annotation,
 )
+from perseus_operator.families.training.shape import shape_from_status
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.named import read_named
@@ -76,7 +77,11 @@ def _straggler_id(job: Json, options: Any) -> str:
     """Return the id of the annotation's entry: a data-parallel rank or a GPU UUID."""
     if options.gpu is not None:
         return str(options.gpu)
-    pipelines = int(job.get("spec", {}).get("pipeline", {}).get("dataParallel", 1))
+    shape = shape_from_status((job.get("status") or {}).get("shape"))
+    spec = parse_spec(JobSpec, job.get("spec")).completed(options.job, shape)
+    if not spec.shape_known:
+        raise CannotAnswer("--pipeline: how many pipelines the job has is not known before its ranks have connected")
+    pipelines = spec.pipeline.data_parallel
     if not 0 <= options.pipeline < pipelines:
         raise CannotAnswer(f"--pipeline: the job has data-parallel ranks 0 to {pipelines - 1}, not {options.pipeline}")
     return str(options.pipeline)

@@ -244,6 +244,16 @@ def test_stragglers_are_declared_and_cleared(stored: Stored) -> None:
     assert annotation(stored) == ""
 
 
+def test_pipelines_are_those_that_the_ranks_report_where_the_manifest_names_none(stored: Stored) -> None:
+    declare = ("straggler", "set", "gpt3", "--slowdown", "1.2", "--pipeline")
+    stored.body["spec"] = {}
+    assert "before its ranks have connected" in command(*declare, "1")[2]
+    shape = {"schedule": "FromRanks", "stages": STAGES, "dataParallel": 2, "tensorParallel": 1}
+    stored.body["status"]["shape"] = shape
+    assert command(*declare, "1")[0] == 0
+    assert "ranks 0 to 1, not 2" in command(*declare, "2")[2]
+
+
 def test_a_delay_in_iterations_needs_to_know_what_one_takes(stored: Stored) -> None:
     for name in ("measured", "predicted", "baseline"):
         del stored.body["status"][name]
