@@ -89,8 +89,9 @@ class Stored:
     def namespaces(self, label: str) -> dict[str, dict[str, str]]:
         return {name: labels for name, labels in self.labels.items() if label in labels}
 
-    def pods(self, namespace: str, label: str) -> list[Json]:
-        return [one for one in self.stored_pods.get(namespace, ()) if label in one["metadata"]["labels"]]
+    def pods(self, namespace: str | None, label: str) -> list[Json]:
+        there = [one for name, pods in self.stored_pods.items() if namespace in (None, name) for one in pods]
+        return [one for one in there if label in one["metadata"]["labels"]]
 
     def energy_class(self, name: str) -> Json:
         if name not in self.classes:

@@ -90,7 +90,7 @@ class Cluster:
         self._may("pools")
         return [one for one in self.stored_pools if namespace in (None, one["metadata"]["namespace"])]
 
-    def pods(self, namespace: str, label: str) -> list[Json]:
+    def pods(self, namespace: str | None, label: str) -> list[Json]:
         self._may("pods")
         if label == keys.LABEL_CLASS:
             return []

@@ -204,7 +204,7 @@ def test_kinds_whose_pods_carry_the_labels_of_another_kind(cluster: Cluster, kin
     if made.idle is not None:
         cluster.pod("idle", made.idle, owner)
         world.create(**refer(kind))
-        cluster.until_reported("Of the pods that opted in, 1 are no workers.")
+        cluster.until_reported(": of the pods that opted in, 1 are no workers")
         cluster.pod("worker", made.worker, owner)
     else:
         cluster.pod("worker", made.worker, owner)
@@ -244,7 +244,7 @@ def test_pods_of_a_deleted_workload_do_not_count(cluster: Cluster) -> None:
     cluster.until_chosen("worker")
     place = ("kubeflow.org", "v1", world.namespace, "pytorchjobs", NAME)
     world.custom.delete_namespaced_custom_object(*place)
-    cluster.until_reported("No worker of PyTorchJob train with the label of the job is running.")
+    cluster.until_reported("No worker of PyTorchJob train with the label of the job is running")
 
     # A new workload of the same name is another attempt.
     cluster.pod("worker-again", MADE["PyTorchJob"].worker, cluster.owner_of("PyTorchJob"))

@@ -30,16 +30,16 @@ def absence(job: Job) -> Explanation:
         return Explanation(Reason.PODS_TAKEN, message)
     reference = spec.pods.reference if spec and spec.pods else None
     if reference is None:
-        message = "No pod of the job is running."
+        message = "No pod of the job is running"
     else:
-        message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
-        suspended_by = preset_of(reference.kind).suspended_by
-        if suspended_by and job.failed_pod is None:
-            message += f" None runs while {suspended_by} is true."
+        message = f"No worker of {reference.kind} {reference.name} with the label of the job is running"
     if excluded := "; ".join(f"{number} {why}" for why, number in job.excluded_pods.items()):
-        message += f" Of the pods that opted in, {excluded}."
+        message += f": of the pods that opted in, {excluded}"
     if (pod := job.failed_pod) is not None:
-        message += f" Pod {pod.name} failed: {pod.failure}; kubectl logs -n {pod.namespace} {pod.name} may say why."
+        message += f", and kubectl logs -n {pod.namespace} {pod.name} may say why ({pod.failure})"
+    elif reference is not None and (suspended_by := preset_of(reference.kind).suspended_by):
+        message += f"; none runs while {suspended_by} is true"
+    message += "."
     return Explanation(Reason.NO_PODS, message)
 
 

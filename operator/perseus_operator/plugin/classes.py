@@ -6,6 +6,7 @@ Until a class is applied there is no PerseusJob whose conditions could say it, s
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Container, Iterator, Mapping
 from typing import Final, Protocol
 
@@ -43,8 +44,8 @@ class ClassReader(Protocol):
         """Raises KubeNotFound."""
         ...
 
-    def pods(self, namespace: str, label: str) -> list[Json]:
-        """Pods that carry a label."""
+    def pods(self, namespace: str | None, label: str) -> list[Json]:
+        """Pods that carry a label, of a namespace or, with None, of the cluster."""
         ...
 
 
@@ -78,32 +79,35 @@ def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
             yield answer
 
 
-def refused_pods(reader: ClassReader, namespace: str, jobs: Container[str]) -> Iterator[Json]:
+def refused_pods(reader: ClassReader, namespace: str | None, jobs: Container[tuple[str, str]]) -> Iterator[Json]:
     """Say which pods ask for a class that is not applied to them, by a label of their own or of their namespace.
 
     Args:
         reader: of the API server; what the user may not read is not said.
-        namespace: of the pods.
-        jobs: names of PerseusJobs and ServingPools that exist: their pods need no class.
+        namespace: of the pods; None: all of the cluster.
+        jobs: namespace and name of PerseusJobs and ServingPools that exist: their pods need no class.
 
     Yields:
-        Each reason once, with the first of its pods; fields as of ``class_of_namespace``.
+        Each reason once in a namespace, with the first of its pods; fields as of ``class_of_namespace``.
     """
     try:
-        labels, stored = reader.namespace_labels(namespace), reader.pods(namespace, keys.LABEL_CLASS)
+        pods = [pod for pod in map(pod_of, reader.pods(namespace, keys.LABEL_CLASS)) if pod]
     except KubeError:
         return
-    pods = [pod for pod in map(pod_of, stored) if pod and pod.job not in jobs and not pod.failure and not pod.succeeded]
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for pod in sorted(pods, key=lambda pod: pod.name):
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    labels_of = functools.cache(reader.namespace_labels)
+    for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
+        if (pod.namespace, pod.job) in jobs or pod.failure or pod.succeeded:
+            continue
         with contextlib.suppress(KubeError):
-            if why := pod_refusal(pod, _class(reader, pod.energy_class), labels):
-                reasons.setdefault((pod.energy_class, why), []).append(pod.name)
-    for (name, why), names in reasons.items():
+            if why := pod_refusal(pod, _class(reader, pod.energy_class), labels_of(pod.namespace)):
+                reasons.setdefault((pod.namespace, pod.energy_class, why), []).append(pod.name)
+    for (where, name, why), names in reasons.items():
         others = f" and {counted(len(names) - 1, 'other pod')} of its namespace" if len(names) > 1 else ""
-        says = f"pod {names[0]}{others} at default clocks: {why}"
+        first = names[0] if namespace else f"{where}/{names[0]}"
+        says = f"pod {first}{others} at default clocks: {why}"
         do = _MAKE_IT if why.endswith("does not exist") else _MEND_IT
-        yield {"namespace": namespace, "class": name, "applied": False, "says": says, "do": do}
+        yield {"namespace": where, "class": name, "applied": False, "says": says, "do": do}
 
 
 def _answer(reader: ClassReader, namespace: str, labels: Mapping[str, str]) -> Json | None:

@@ -169,11 +169,12 @@ def _classes(kube: KubeReader, everywhere: str | None, *, found_any: bool) -> li
     return [answer for answer in classes if answer and not (answer["applied"] and found_any)]
 
 
-def _refused_pods(kube: KubeReader, namespace: str, said: list[Json], jobs: list[Json]) -> list[Json]:
+def _refused_pods(kube: KubeReader, everywhere: str | None, said: list[Json], jobs: list[Json]) -> list[Json]:
     """What is to be said of pods that ask for a class of which nothing is said yet."""
-    classes = {answer["class"] for answer in said if not answer["applied"]}
-    names = {one["metadata"]["name"] for one in jobs}
-    return [answer for answer in refused_pods(kube, namespace, names) if answer["class"] not in classes]
+    classes = {(answer["namespace"], answer["class"]) for answer in said if not answer["applied"]}
+    names = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in jobs}
+    answers = refused_pods(kube, everywhere, names)
+    return [answer for answer in answers if (answer["namespace"], answer["class"]) not in classes]
 
 
 def _place(everywhere: str | None) -> str:
@@ -206,8 +207,7 @@ def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer
     with contextlib.suppress(KubeForbidden, KubeNotFound):  # a user of jobs alone wants to see these
         pools = kube.pools(everywhere)
     classes = _classes(kube, everywhere, found_any=bool(jobs or pools))
-    if everywhere is not None:
-        classes += _refused_pods(kube, everywhere, classes, [*jobs, *pools])
+    classes += _refused_pods(kube, everywhere, classes, [*jobs, *pools])
     document = listing(jobs, classes)
     document["pools"] = pool_listing(pools)["pools"]
     return document, everything_text(document, _place(everywhere))

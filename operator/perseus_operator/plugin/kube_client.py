@@ -34,6 +34,7 @@ _PAGE: Final = 500
 _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
 _NAMESPACES: Final = "/api/v1/namespaces"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
+_ALL_PODS: Final = "/api/v1/pods"
 _MERGE: Final = "application/merge-patch+json"
 
 
@@ -94,19 +95,20 @@ class KubeReader:
         """Read all ServingPools of a namespace; None: of the cluster. Raises like ``jobs``."""
         return self._all(keys.POOL_PLURAL, namespace)
 
-    def pods(self, namespace: str, label: str) -> list[Json]:
+    def pods(self, namespace: str | None, label: str) -> list[Json]:
         """Read pods that carry a label, up to 500.
 
         Args:
-            namespace: of the pods.
-            label: and its value, as ``key=value``.
+            namespace: of the pods; None: all of the cluster.
+            label: alone, or with its value as ``key=value``.
 
         Raises:
             KubeForbidden: the user may not list them.
             KubeError: the API server did not answer.
         """
         query = {"labelSelector": label, "limit": str(_PAGE)}
-        items: list[Json] = _request(lambda: self._get(_PODS, {"namespace": namespace}, **query))["items"]
+        path, names = (_ALL_PODS, {}) if namespace is None else (_PODS, {"namespace": namespace})
+        items: list[Json] = _request(lambda: self._get(path, names, **query))["items"]
         return items
 
     def workload(self, api_version: str, plural: str, namespace: str, name: str) -> Json:

@@ -37,10 +37,6 @@ class Reader(ClassReader, Protocol):
         """Raises KubeNotFound."""
         ...
 
-    def pods(self, namespace: str, label: str) -> list[Json]:
-        """Pods that carry a label, given as ``key=value``."""
-        ...
-
     def workload(self, api_version: str, plural: str, namespace: str, name: str) -> Json:
         """What makes pods. Raises KubeNotFound."""
         ...

@@ -256,6 +256,7 @@ def test_pods_that_ask_for_a_class_by_their_own_label_are_seen_where_one_looks(s
     assert says.startswith(said)
     assert "kubectl get energyclasses" in do
     assert said in command("doctor", "first", "-n", "other")[2]
+    assert said.replace("pod a", "pod other/a") in command("list", "-A")[1]
     stored.stored_pods["other"] = [pod("a", "x", "frugal", **{keys.ANNOTATION_PROFILE: "No Name"})]
     assert f"pod a at default clocks: its annotation {keys.ANNOTATION_PROFILE}" in command("list", "-n", "other")[1]
     stored.stored_pods["other"] = [pod("a", "first", "gold", "Failed")]
@@ -265,8 +266,11 @@ def test_pods_that_ask_for_a_class_by_their_own_label_are_seen_where_one_looks(s
 def test_pods_are_not_named_whose_namespace_says_it_or_whose_job_exists(stored: Stored) -> None:
     stored.labels["other"] = {keys.LABEL_CLASS: "gold"}
     stored.stored_pods["other"] = [pod("a", "first", "gold")]
-    assert command("list", "-n", "other")[1].count("EnergyClass gold") == 1
-    stored.stored_pods["team"] = [pod("a", "gpt3", "gold")]
+    for arguments in (("list", "-n", "other"), ("list", "-A")):
+        assert command(*arguments)[1].count("EnergyClass gold") == 1
+    own = pod("a", "gpt3", "gold")
+    own["metadata"]["namespace"] = "team"
+    stored.stored_pods["team"] = [own]
     assert "EnergyClass gold" not in command("list")[1], "a user wrote the job that they name"
 
 

@@ -315,8 +315,8 @@ def test_why_no_pod_runs_is_said() -> None:
     stranger = pod("w", {"app": "other"})
     said = absence_of(state_of(refer("PyTorchJob"), [stranger])).message
     assert said == (
-        "No worker of PyTorchJob train with the label of the job is running. None runs while spec.runPolicy.suspend is"
-        " true. Of the pods that opted in, 1 belong to another workload."
+        "No worker of PyTorchJob train with the label of the job is running: of the pods that opted in, 1 belong to"
+        " another workload; none runs while spec.runPolicy.suspend is true."
     )
     assert "suspend" not in absence_of(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
 
@@ -337,12 +337,12 @@ def test_a_pod_that_failed_is_named_with_how_it_ended() -> None:
     state = state_of(spec_of(), [newer, older])
     assert not state.nodes, "a failed pod runs on no node"
     assert absence_of(state).message == (
-        "No pod of the job is running. Of the pods that opted in, 2 failed."
-        " Pod w1 failed: Evicted; kubectl logs -n ns w1 may say why."
+        "No pod of the job is running: of the pods that opted in, 2 failed, and kubectl logs -n ns w1 may say why"
+        " (Evicted)."
     )
     assert "suspend" not in absence_of(state_of(refer("PyTorchJob"), [older])).message, "the log says why, not that"
     oom = absence_of(state_of(spec_of(), [older])).message
-    assert "Pod w0 failed: container trainer exited with code 137, OOMKilled;" in oom
+    assert oom.endswith("kubectl logs -n ns w0 may say why (container trainer exited with code 137, OOMKilled).")
     assert names(select(spec_of(), [older, pod("a", {})])) == {"a"}
 
 
