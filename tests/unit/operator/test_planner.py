@@ -282,7 +282,7 @@ def test_a_pipeline_that_the_job_does_not_have_is_no_straggler_and_the_annotatio
     made = job.settle()
     accepted, *_ = conditions_of(job.state, made)
     assert (accepted.status, accepted.reason) == (False, Reason.ANNOTATION_INVALID)
-    assert "the job has data-parallel ranks 0 to 1, not 9. That entry does not count." in accepted.message
+    assert "the job has data-parallel ranks 0 to 1, not 9; that entry does not count." in accepted.message
     assert set(made.slowdowns) == {1}, "the other one counts"
     job.state.stragglers.declarations_observed(parse_annotation("1:0:1.12"), now_s=job.now_s)
     assert conditions_of(job.state, job.settle())[0].status is True

@@ -88,7 +88,7 @@ def _outside(training: Training) -> Explanation | None:
     rule = outside(training.stragglers.declared, training.spec.pipeline.data_parallel)
     if not rule:
         return None
-    message = f"annotation {keys.ANNOTATION_STRAGGLER}: {rule}. That entry does not count."
+    message = f"annotation {keys.ANNOTATION_STRAGGLER}: {rule}; that entry does not count."
     return Explanation(Reason.ANNOTATION_INVALID, message)
 
 
