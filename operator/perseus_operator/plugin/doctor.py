@@ -220,13 +220,17 @@ def _verdict(job: Json, steps: list[Json]) -> str:
         saved = f" It saved {savings['energy']} of the energy of an iteration." if savings else ""
         return f"It has finished.{saved}"
     open_steps = [s for s in steps if s["condition"] in _ESSENTIAL and s["finding"] not in _AS_IT_SHOULD_BE]
+    refused = ""
+    if [step["condition"] for step in open_steps] == [ConditionType.ACCEPTED] and "plan" in status:
+        # What is refused does not count; what was accepted before is in force.
+        refused = f" An edit is refused: {open_steps.pop()['reason']}."
     first = next((step for step in open_steps if step["finding"] != Finding.UNKNOWN), next(iter(open_steps), None))
     if first is not None:
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."
     if savings is None and len(steps) < len(STEPS):
         return "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
-    return _savings(job) + _slowed(status)
+    return _savings(job) + _slowed(status) + refused
 
 
 def _savings(job: Json) -> str:

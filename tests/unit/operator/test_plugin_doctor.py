@@ -92,6 +92,15 @@ def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
     assert {found[kind]["finding"] for kind in ("FrontierReady", "PlanApplied")} == {"unknown"}
 
 
+def test_a_job_that_saves_does_so_beside_an_edit_that_is_refused(stored: Stored) -> None:
+    found = diagnosed(stored, Accepted=("False", "AnnotationInvalid"))
+    assert found["verdict"].startswith("It saves 30.00% of the energy")
+    assert found["verdict"].endswith(" An edit is refused: AnnotationInvalid.")
+    assert found["Accepted"]["finding"] == "fault"
+    del stored.body["status"]["plan"]
+    assert diagnosed(stored, Accepted=("False", "SpecInvalid"))["verdict"] == "It does not save: SpecInvalid."
+
+
 def test_a_budget_that_slows_a_job_is_named_with_what_it_costs(stored: Stored) -> None:
     stored.body["status"]["powerBudget"] = {"name": "hall-b", "watts": 300, "slowdown": "52.07%"}
     found = diagnosed(stored, PlanApplied=("True", "LimitedByBudget"))

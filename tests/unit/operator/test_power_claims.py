@@ -204,9 +204,24 @@ async def test_slower_than_the_share_explains_is_noticed_and_never_answered_with
     assert job.state.guard.hold is not Hold.NOTHING
     met, reason, message = condition(job, ConditionType.BOUND_KEPT)
     assert (met, reason) == (False, Reason.BOUND_EXCEEDED)
-    assert "PowerBudget hall" in message
+    assert "; PowerBudget hall allows " in message
     job.train_on(at + 1, 4 * CONFIRM, 1.5)
     assert (site.points("a"), site.drawn_w("a")) == (point, drawn_w)
+
+
+async def test_what_a_budget_made_slow_is_no_evidence_once_it_is_gone(site: Site) -> None:
+    job = slowed_by_a_budget(site)
+    await site.tick()
+    (point,) = site.points("a")
+    job.state.baseline = Measured(job.state.frontier.times_us[0], 400_000, CONFIRM)
+    assert job.state.frontier.times_us[point] > 1.05 * job.state.baseline.time_us
+    job.train_on(1, 2 * CONFIRM, 1.0)
+    site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
+    await site.tick()
+    assert job.state.guard.hold is Hold.NOTHING
+    assert condition(job, ConditionType.BOUND_KEPT)[1] is Reason.BOUND_KEPT
+    (point,) = site.points("a")
+    assert job.state.frontier.times_us[point] <= 1.01 * job.state.frontier.times_us[0]
 
 
 async def test_a_coarser_plan_within_the_share_is_tried(site: Site) -> None:

@@ -256,13 +256,14 @@ def _model_explains(progress: CalibrationProgress) -> Condition:
 
 def _bound_kept(decision: TrainingDecision, spec: JobSpec) -> Condition:
     kind, guard, share = ConditionType.BOUND_KEPT, decision.guard, decision.limiting_share
-    budget = f"the plan that PowerBudget {share.budget} allows" if share is not None else ""
+    who = spec.objective.type.value if share is None else f"PowerBudget {share.budget}"
+    budget = f"the plan that {who} allows" if share is not None else ""
     if guard.hold is not Hold.NOTHING:
         cause = f" Cause: {guard.finding.evidence}." if guard.finding else ""
         stays = share is not None and guard.hold >= Hold.FASTEST_PLAN
         message = (
-            f"Iterations took {seconds(guard.measured_us)}; {budget or spec.objective.type.value} allows"
-            f" {seconds(guard.bound_us)}. The job runs at {budget if stays else _HELD_AT[guard.hold]}; the plan is"
+            f"Iterations took {seconds(guard.measured_us)}; {who} allows {seconds(guard.bound_us)}."
+            f" The job runs at {budget if stays else _HELD_AT[guard.hold]}; the plan is"
             f" tried again after {guard.pause_s:.0f} s.{cause}"
         )
         return Condition(kind, False, Reason.BOUND_EXCEEDED, message)

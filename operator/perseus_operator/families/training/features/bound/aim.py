@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from perseus_core.grain import Grain
 from perseus_operator.api.job import JobSpec
@@ -27,7 +28,7 @@ from perseus_operator.families.training.features.bound.guard import (
 from perseus_operator.families.training.features.frontier.objective import Infeasible, Target, bound_us, target_of
 from perseus_operator.families.training.features.hardware.hardware import JobHardware
 from perseus_operator.families.training.features.power.plans import fastest_within, replicas_of, spent_by, within_share
-from perseus_operator.nodes.iterations import KEPT
+from perseus_operator.nodes.iterations import KEPT, JobIteration
 from perseus_operator.objects.values import Now
 from perseus_operator.solving.view import FrontierView
 
@@ -140,9 +141,10 @@ def _guard(
     coarser = None
     if isinstance(target, Target):
         coarser = next_coarser(facts.frontier, _allowed(facts, target, limited=limited), guard.hold)
+    slower_aim = partial(_of_slower_aim, frontier=facts.frontier, target=target)
     return judge(
         guard,
-        [i for i in facts.history.recent if i.iteration >= since],
+        [i for i in facts.history.recent if i.iteration >= since and (limited or not slower_aim(i))],
         bound=bound,
         scatter=scatter_of(facts.history.recent),
         coarser=coarser,
@@ -153,6 +155,15 @@ def _guard(
         now_s=now.monotonic_s,
         wall_s=now.wall_s,
     )
+
+
+def _of_slower_aim(iteration: JobIteration, frontier: FrontierView, target: Target | Infeasible | None) -> bool:
+    """Whether all pipelines ran slower plans than those aimed at now, as before a PowerBudget went or the objective was
+    edited: such an iteration was slow on purpose.
+    """
+    points = [point for point in iteration.points.values() if point is not None]
+    aimed = frontier.lookup(target.time_us + 0.5) if isinstance(target, Target) else None
+    return aimed is not None and bool(points) and min(points) > aimed
 
 
 def _confirm(spec: JobSpec) -> int:
