@@ -199,7 +199,11 @@ _AS_IT_SHOULD_BE: Final = frozenset({Finding.GOOD, Finding.NOTE})
 
 
 def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) -> Finding:
-    # What depends on a step that has not ended repeats its reason: the first one is the one to mend.
+    # What depends on a step that has not ended repeats its reason: the first one is the one to mend. Pods and agents
+    # depend on none.
+    blocked = blocked and not (
+        step.condition is ConditionType.AGENTS_READY and (condition or {}).get("status") == "False"
+    )
     if condition is None or (blocked and condition["status"] != step.good):
         return Finding.UNKNOWN
     if condition["status"] == step.good:
@@ -224,7 +228,10 @@ def _verdict(job: Json, steps: list[Json]) -> str:
     if [step["condition"] for step in open_steps] == [ConditionType.ACCEPTED] and "plan" in status:
         # What is refused does not count; what was accepted before is in force.
         refused = f" An edit is refused: {open_steps.pop()['reason']}."
-    first = next((step for step in open_steps if step["finding"] != Finding.UNKNOWN), next(iter(open_steps), None))
+    ranked = sorted(
+        open_steps, key=lambda step: [Finding.FAULT, Finding.WAITING, Finding.UNKNOWN].index(step["finding"])
+    )
+    first = next(iter(ranked), None)
     if first is not None:
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."

@@ -92,6 +92,14 @@ def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
     assert {found[kind]["finding"] for kind in ("FrontierReady", "PlanApplied")} == {"unknown"}
 
 
+def test_pods_that_are_missing_are_said_while_plans_are_being_made(stored: Stored) -> None:
+    waits = {"FrontierReady": ("False", "Solving"), "PlanApplied": ("False", "WaitingForFrontier")}
+    found = diagnosed(stored, AgentsReady=("False", "PodsTaken"), **waits)
+    assert found["verdict"] == "It does not save: PodsTaken."
+    assert found["FrontierReady"]["finding"] == "waiting"
+    assert found["PlanApplied"]["finding"] == "unknown"
+
+
 def test_a_job_that_saves_does_so_beside_an_edit_that_is_refused(stored: Stored) -> None:
     found = diagnosed(stored, Accepted=("False", "AnnotationInvalid"))
     assert found["verdict"].startswith("It saves 30.00% of the energy")
