@@ -275,3 +275,11 @@ def test_the_check_finds_any_other_clock(request: TableRequest, row: int, column
     boosted = check(request, replace(result, table=replace(table, boost_mhz=tuple(boosts))))
     assert boosted is not None
     assert "boost_mhz" in boosted
+
+
+@given(st.lists(models, min_size=1, max_size=4), share(200.0, HIGHEST_MHZ), st.integers(0, 300), share(0.0, 1e4))
+def test_models_together_say_what_each_says(drawn: list[StepModel], mhz: float, running: int, tokens: float) -> None:
+    """To the last bit: tables do not depend on how they are computed."""
+    load = mhz, running, 1_000.0 * running, tokens
+    each_s = StepModels(drawn[0], tuple(drawn[1:])).each_s(*(np.full(2, float(value)) for value in load))
+    assert each_s.tolist() == [[model.step_s(*load)] * 2 for model in drawn]

@@ -14,7 +14,9 @@ least 0, so a step never takes longer at a higher clock, nor less at a greater l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -77,16 +79,31 @@ class StepModel:
 
     def steps_s(self, clock_mhz: Floats, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return how long steps take, in seconds: as `step_s`, for arrays whose shapes fit each other."""
-        slower = np.maximum(1.0, self.knee_mhz / clock_mhz)
-        products_mhz = clock_mhz if self.plateau_mhz is None else np.minimum(clock_mhz, self.plateau_mhz)
-        operations_s = self.token_s * (running + prompt_tokens) * self.highest_mhz / products_mhz
-        times_s: Floats = (
-            (self.host_s + self.sequence_s * running)
-            + (self.launch_s + self.sampling_s * running) * self.highest_mhz / clock_mhz
-            + np.maximum(self.weights_s * slower, operations_s)
-            + self.kv_token_s * kv_tokens * slower
-        )
-        return times_s
+        return _steps_s(self, clock_mhz, running, kv_tokens, prompt_tokens)
+
+
+class _Parameters:
+    """The parameters of models, each as one column."""
+
+    def __init__(self, models: Sequence[StepModel]) -> None:
+        for field in fields(StepModel):
+            values = [getattr(model, field.name) for model in models]
+            column = np.array([math.inf if value is None else value for value in values])
+            setattr(self, field.name, column[:, np.newaxis])
+
+
+def _steps_s(model: Any, clock_mhz: Floats, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+    """Return how long steps take by one model, or by many."""
+    slower = np.maximum(1.0, model.knee_mhz / clock_mhz)
+    products_mhz = clock_mhz if model.plateau_mhz is None else np.minimum(clock_mhz, model.plateau_mhz)
+    operations_s = model.token_s * (running + prompt_tokens) * model.highest_mhz / products_mhz
+    times_s: Floats = (
+        (model.host_s + model.sequence_s * running)
+        + (model.launch_s + model.sampling_s * running) * model.highest_mhz / clock_mhz
+        + np.maximum(model.weights_s * slower, operations_s)
+        + model.kv_token_s * kv_tokens * slower
+    )
+    return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,14 @@ class StepModels:
             raise InvalidProblem(f"draws must be at most {MOST_DRAWS}, not {len(self.draws)}")
         if any(draw.highest_mhz != self.best.highest_mhz for draw in self.draws):
             raise InvalidProblem("draws must have the highest_mhz of best")
+
+    def each_s(self, clock_mhz: Floats, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
+        """Return how long steps take by each model, in seconds: a row for each, the estimate first.
+
+        Args:
+            clock_mhz, running, kv_tokens, prompt_tokens: of the steps, one-dimensional and of one length.
+        """
+        return _steps_s(_Parameters((self.best, *self.draws)), clock_mhz, running, kv_tokens, prompt_tokens)
 
     def upper_s(self, clock_mhz: Floats, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
         """Return the upper end of the 95 % interval of steps' times, in seconds; never below the estimate."""

@@ -324,11 +324,10 @@ def prompts_s(request: TableRequest, clock_mhz: int, prompts: int) -> float:
 
     Infinite where a model knows of no prompts.
     """
-    models = (request.steps.best, *request.steps.draws)
-    if any(model.token_s == 0.0 for model in models):
+    if any(model.token_s == 0.0 for model in (request.steps.best, *request.steps.draws)):
         return math.inf
-    tokens = prompts * request.prompt_tokens
-    return max(model.step_s(clock_mhz, 0, 0) + model.step_s(clock_mhz, 0, 0, tokens) for model in models)
+    none, behind = np.zeros(2), np.array([0.0, prompts * request.prompt_tokens])
+    return float(request.steps.each_s(np.full(2, float(clock_mhz)), none, none, behind).sum(axis=1).max())
 
 
 def _as_fast(request: TableRequest, clock_mhz: int) -> bool:
