@@ -111,12 +111,20 @@ def main() -> None:
 
     from perseus_agent.clocks import gpu_worker
     from perseus_operator.families.serving import work
+    from perseus_solver.rehearsal import deployment, refinement
     from perseus_solver.search import pool
 
     # The kernel's figure of what a thread has computed.
     gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
-    for budget in ("_WORK", "_WORK_ONE"):  # plans need not be good here
-        setattr(pool, budget, getattr(pool, budget) / 400)
+    for module, budget, share in (  # plans need not be good here, and each seed measures latencies of its own
+        (pool, "_WORK", 400),
+        (pool, "_WORK_ONE", 400),
+        (refinement, "_WORK", 20),
+        (deployment, "_POINTS", 10),
+        (deployment, "_TIMES", 3),
+        (deployment, "_FINALISTS", 6),
+    ):
+        setattr(module, budget, getattr(module, budget) // share)
     work.fit = functools.cache(work.fit)  # of the profile of engines, which all seeds share
     sys.unraisablehook = lambda _: None
     gc.disable()
