@@ -8,10 +8,11 @@ values the fullest counts. ``docs/serving-signals.md`` says what each engine doe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from perseus_core.lengths import length_of
 from perseus_core.serving import MOST_SEQUENCES, TIME_EDGES_US, place_of
 
 MOST_BYTES: Final = 1 << 20
@@ -43,6 +44,8 @@ class EnginePage:
         first_tokens: histogram of the time to the first token.
         tokens: histogram of the mean time between the tokens of a request.
         gaps: histogram of each time between two tokens; empty: ``tokens`` must do.
+        prompts: histogram of the prompts' tokens; empty: there is none.
+        outputs: histogram of the answers' tokens; empty: there is none.
         role: label that says ``prefill`` or ``decode`` of an engine that does that alone; empty: there is none.
     """
 
@@ -58,6 +61,8 @@ class EnginePage:
     first_tokens: str
     tokens: str
     gaps: str
+    prompts: str = ""
+    outputs: str = ""
     role: str = ""
 
 
@@ -75,6 +80,8 @@ ENGINES: Final = (
         first_tokens="vllm:time_to_first_token_seconds",
         tokens="vllm:request_time_per_output_token_seconds",
         gaps="vllm:inter_token_latency_seconds",
+        prompts="vllm:request_prompt_tokens",
+        outputs="vllm:request_generation_tokens",
     ),
     EnginePage(
         engine="vllm before 0.9",
@@ -89,6 +96,8 @@ ENGINES: Final = (
         first_tokens="vllm:time_to_first_token_seconds",
         tokens="vllm:time_per_output_token_seconds",
         gaps="vllm:time_per_output_token_seconds",
+        prompts="vllm:request_prompt_tokens",
+        outputs="vllm:request_generation_tokens",
     ),
     EnginePage(
         engine="sglang",
@@ -103,6 +112,8 @@ ENGINES: Final = (
         first_tokens="sglang:time_to_first_token_seconds",
         tokens="sglang:request_time_per_output_token_seconds",
         gaps="sglang:inter_token_latency_seconds",
+        prompts="sglang:prompt_tokens_histogram",
+        outputs="sglang:generation_tokens_histogram",
         role="engine_type",
     ),
     EnginePage(
@@ -128,19 +139,26 @@ _KNOWN: Final = ", ".join(sorted({names.engine.partition(" ")[0] for names in EN
 
 @dataclass(slots=True)
 class Histogram:
-    """What was observed since the engine began."""
+    """What was observed since the engine began, in the family's unit: seconds or tokens."""
 
     count: float = 0.0
-    sum_s: float = 0.0
+    total: float = 0.0
     upper: dict[float, float] = field(default_factory=dict)
-    """Observations up to each edge, seconds."""
+    """Observations up to each edge."""
 
     def places(self) -> dict[int, int]:
-        """Return how many fell between the edges of ``TIME_EDGES_US``; each is counted at its bucket's upper edge."""
+        """Return how many times fell between the edges of ``TIME_EDGES_US``; each counts at its bucket's upper edge."""
+        return self._counted(lambda edge: place_of(edge) if edge < math.inf else len(TIME_EDGES_US))
+
+    def lengths(self) -> dict[int, int]:
+        """Return how many had which length, as of ``length_of``; each counts at its bucket's upper edge."""
+        return self._counted(length_of)
+
+    def _counted(self, place_of_edge: Callable[[float], int]) -> dict[int, int]:
         counts: dict[int, int] = {}
         below = 0.0
         for edge, upto in sorted(self.upper.items()):
-            place = place_of(edge) if edge < math.inf else len(TIME_EDGES_US)
+            place = place_of_edge(edge)
             if upto > below:
                 counts[place] = counts.get(place, 0) + int(upto - below)
             below = max(below, upto)
@@ -163,6 +181,8 @@ class PageReading:
     first_tokens: Histogram
     tokens: Histogram
     gaps: Histogram
+    prompts: Histogram
+    outputs: Histogram
     role: str = ""
     """``prefill`` or ``decode``, if it does that alone."""
 
@@ -201,6 +221,8 @@ def read_page(page: bytes) -> PageReading:
         first_tokens=_histogram(families, names.first_tokens),
         tokens=_histogram(families, names.tokens),
         gaps=_histogram(families, names.gaps or names.tokens),
+        prompts=_histogram(families, names.prompts),
+        outputs=_histogram(families, names.outputs),
         role=role,
     )
 
@@ -302,7 +324,7 @@ def _histogram(families: Mapping[str, _Samples], name: str) -> Histogram:
         if suffix == "_count":
             histogram.count += value
         elif suffix == "_sum":
-            histogram.sum_s += value
+            histogram.total += value
         elif suffix == "_bucket":
             edge = labels.partition('le="')[2].partition('"')[0]
             try:

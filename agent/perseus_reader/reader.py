@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from perseus_core.lengths import UNKNOWN, length_place
 from perseus_core.serving import MOST_SHARES
 from perseus_core.units import us_from_s
 from perseus_proto.engine_channel import EngineWriter
@@ -44,7 +45,10 @@ class PageWriter:
             return
         first = _between(before.first_tokens.places(), page.first_tokens.places())
         ended = _between(before.tokens.places(), page.tokens.places())
-        self._writer.count_times(first, ended)
+        prompts = _between(before.prompts.lengths(), page.prompts.lengths())
+        outputs = _between(before.outputs.lengths(), page.outputs.lengths())
+        lengths = [length_place(one, UNKNOWN) for one in prompts] + [length_place(UNKNOWN, one) for one in outputs]
+        self._writer.count_times(first, ended, lengths)
         prompt_tokens = max(0, page.prompt_tokens - before.prompt_tokens)
         generated = max(0, page.generated_tokens - before.generated_tokens)
         preempted = max(0, page.preempted - before.preempted)
@@ -55,7 +59,7 @@ class PageWriter:
         )
 
     def _write_steps(self, before: PageReading, page: PageReading) -> None:
-        gaps, seconds = page.gaps.count - before.gaps.count, page.gaps.sum_s - before.gaps.sum_s
+        gaps, seconds = page.gaps.count - before.gaps.count, page.gaps.total - before.gaps.total
         running = (before.running + page.running) / 2
         if gaps < 1 or running < 1 or not _LEAST_STEP_S <= seconds / gaps <= _MOST_STEP_S:
             return

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perseus_client.connector import Connector, Introduction
+from perseus_core.lengths import length_of, length_place
 from perseus_core.serving import place_of
 from perseus_proto.engine_channel import EngineWriter
 from perseus_proto.engine_hello import EngineHello, encode_engine_hello
@@ -80,6 +81,7 @@ class EngineSession:
         first_tokens_s: Sequence[float] = (),
         tokens_s: Sequence[float] = (),
         requests: int = 0,
+        lengths: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Say what a step did, and the load after it.
 
@@ -96,6 +98,7 @@ class EngineSession:
             first_tokens_s: of each request that got its first token: the time since its arrival.
             tokens_s: of each request that ended: its mean time between tokens.
             requests: that ended.
+            lengths: of each request that ended: tokens of its prompt, and of its answer.
         """
         try:
             writer = self._connector.writer
@@ -103,8 +106,9 @@ class EngineSession:
                 return
             busy = waiting + prefilling + running > 0
             self._busy_until_s = time.monotonic() + STEP_S if busy else 0.0
-            if first_tokens_s or tokens_s:
-                writer.count_times([*map(place_of, first_tokens_s)], [*map(place_of, tokens_s)])
+            if first_tokens_s or tokens_s or lengths:
+                length_places = [length_place(length_of(prompt), length_of(output)) for prompt, output in lengths]
+                writer.count_times([*map(place_of, first_tokens_s)], [*map(place_of, tokens_s)], length_places)
             writer.step(
                 waiting,
                 prefilling,

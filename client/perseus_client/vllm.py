@@ -103,6 +103,7 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
         self._stepped_s = now_s
         first_tokens_s: Sequence[float] = ()
         tokens_s: Sequence[float] = ()
+        lengths: Sequence[tuple[int, int]] = ()
         prompt_tokens = generated_tokens = preempted = requests = outputs = 0
         if iteration is not None:
             first_tokens_s = iteration.time_to_first_tokens_iter
@@ -111,6 +112,7 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             outputs = len(first_tokens_s) + len(iteration.inter_token_latencies_iter) - requests
             if finished:
                 tokens_s = [one.mean_time_per_output_token for one in finished if one.num_generation_tokens > 1]
+                lengths = [(one.num_prompt_tokens, one.num_generation_tokens) for one in finished]
             prompt_tokens = self._computed(iteration, scheduler)
             generated_tokens = iteration.num_generation_tokens
             preempted = iteration.num_preempted_reqs
@@ -137,6 +139,7 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             first_tokens_s=first_tokens_s,
             tokens_s=tokens_s,
             requests=requests,
+            lengths=lengths,
         )
 
     def _computed(self, iteration: Any, scheduler: Any) -> int:

@@ -8,8 +8,9 @@ loses nothing, and what happened between two readings is their difference.
     bytes 16-23    beats: another number says "still as it was"     engine, between steps
     bytes 64-195   the record: `EngineCounts`, 16 words, and the    engine, after each step
                      CRC-32 of those
-    bytes 256-…    two rows of counts of 32 bits, which wrap, over  engine, before the record
-                     `TIME_EDGES_US`: first tokens, tokens
+    bytes 256-…    rows of counts of 32 bits, which wrap: first     engine, before the record
+                     tokens and tokens over `TIME_EDGES_US`, and
+                     requests that ended over `LENGTH_PLACES`
 
 A reading of the record is whole if its CRC fits, in whatever order a processor lets stores be seen; the reader copies
 it again a few times, and else says that it is torn. Each count of a row is an aligned word of its own, so it is never
@@ -26,15 +27,17 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from perseus_core.lengths import LENGTH_PLACES
 from perseus_core.serving import TIME_EDGES_US
 from perseus_proto.frames import ChannelError
 from perseus_proto.sealed_memory import Bell, create_memory, map_memory
 
-ENGINE_LAYOUT_VERSION: Final = 1
+ENGINE_LAYOUT_VERSION: Final = 2
 PLACES: Final = len(TIME_EDGES_US) + 1
-"""Of a row of counts: one below each edge, and one beyond the last."""
+"""Of a row of times: one below each edge, and one beyond the last."""
 _MAGIC: Final = int.from_bytes(b"PRSUENGN", "little")
 _HEAD: Final = struct.Struct("<QQ")
 _BEATS: Final = 16
@@ -44,7 +47,8 @@ _COUNTS: Final = struct.Struct("<16Q")
 _CHECK: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = _COUNTS.size + _CHECK.size
 _ROW_BYTES: Final = 4 * PLACES
-ENGINE_MEMORY_BYTES: Final = _ROWS + 2 * _ROW_BYTES
+_LENGTHS_BYTES: Final = 4 * LENGTH_PLACES
+ENGINE_MEMORY_BYTES: Final = _ROWS + 2 * _ROW_BYTES + _LENGTHS_BYTES
 _TRIES: Final = 4
 """A record is written in a microsecond."""
 _WORD: Final = 0xFFFFFFFFFFFFFFFF
@@ -92,16 +96,20 @@ class EngineReading(NamedTuple):
     """Row of counts of 32 bits: of the requests that got their first token, by the time that took from the arrival."""
     tokens: bytes
     """The same of the requests that ended, by their mean time between tokens."""
+    lengths: bytes
+    """The same by their lengths, over the places of ``perseus_core.lengths``."""
 
 
-NOTHING_YET: Final = EngineReading(EngineCounts(*[0] * 16), 0, bytes(_ROW_BYTES), bytes(_ROW_BYTES))
+NOTHING_YET: Final = EngineReading(
+    EngineCounts(*[0] * 16), 0, bytes(_ROW_BYTES), bytes(_ROW_BYTES), bytes(_LENGTHS_BYTES)
+)
 """Of new memory."""
 
 
 class EngineWriter:
     """The engine's end. Nothing here blocks; one thread calls ``step``, and one, which may be another, ``beat``."""
 
-    __slots__ = ("_beats", "_event_fd", "_first_tokens", "_map", "_prompts", "_sums", "_tokens")
+    __slots__ = ("_beats", "_event_fd", "_first_tokens", "_lengths", "_map", "_prompts", "_sums", "_tokens")
 
     def __init__(self, memory_fd: int, event_fd: int) -> None:
         """Map the memory; takes over both descriptors, also when it raises.
@@ -119,7 +127,7 @@ class EngineWriter:
             raise
         self._event_fd = event_fd
         rows = memoryview(self._map)[_ROWS:].cast("I")
-        self._first_tokens, self._tokens = rows[:PLACES], rows[PLACES:]
+        self._first_tokens, self._tokens, self._lengths = rows[:PLACES], rows[PLACES : 2 * PLACES], rows[2 * PLACES :]
         self._beats = memoryview(self._map)[_BEATS : _BEATS + 8].cast("Q")
         self._sums = [0] * (_COUNTS.size // 8)
         self._prompts = False
@@ -129,11 +137,17 @@ class EngineWriter:
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._event_fd)
 
-    def count_times(self, first_token_places: list[int], token_places: list[int]) -> None:
-        """Count requests that got their first token, and requests that ended, by the places of their times; before the
-        ``step`` in which they did.
+    def count_times(
+        self, first_token_places: Sequence[int], token_places: Sequence[int], length_places: Sequence[int] = ()
+    ) -> None:
+        """Count requests that got their first token, and requests that ended, by the places of their times, and those
+        that ended by the places of their lengths; before the ``step`` in which they did.
         """
-        for row, places in ((self._first_tokens, first_token_places), (self._tokens, token_places)):
+        for row, places in (
+            (self._first_tokens, first_token_places),
+            (self._tokens, token_places),
+            (self._lengths, length_places),
+        ):
             for place in places:
                 row[place] = row[place] + 1 & 0xFFFFFFFF
 
@@ -237,7 +251,8 @@ class EngineReader:
             return None
         rows = self._map[_ROWS:]
         (beats,) = struct.unpack_from("<Q", self._map, _BEATS)
-        return EngineReading(EngineCounts(*_COUNTS.unpack(counts)), beats, rows[:_ROW_BYTES], rows[_ROW_BYTES:])
+        first_tokens, tokens = rows[:_ROW_BYTES], rows[_ROW_BYTES : 2 * _ROW_BYTES]
+        return EngineReading(EngineCounts(*_COUNTS.unpack(counts)), beats, first_tokens, tokens, rows[2 * _ROW_BYTES :])
 
 
 def counted_between(before: bytes, after: bytes) -> list[tuple[int, int]]:

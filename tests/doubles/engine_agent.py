@@ -141,13 +141,12 @@ def _message_of(seen: EngineWindow) -> Any:
         energy_mj=seen.energy_mj or 0,
         has_energy=seen.energy_mj is not None,
         requests=seen.requests,
-        first_tokens=pb.Times(
-            places=sorted(seen.first_tokens), counts=[n for _, n in sorted(seen.first_tokens.items())]
-        ),
-        tokens=pb.Times(places=sorted(seen.tokens), counts=[n for _, n in sorted(seen.tokens.items())]),
+        first_tokens=_counted(seen.first_tokens),
+        tokens=_counted(seen.tokens),
+        lengths=_counted(seen.lengths),
         held=[pb.HeldFor(reason=reason, time_us=held_us) for reason, held_us in seen.held_us.items()],
     )
 
 
-def _times(times: Mapping[int, int]) -> Any:
-    return pb.Times(places=sorted(times), counts=[times[place] for place in sorted(times)])
+def _counted(counted: Mapping[int, int]) -> Any:
+    return pb.Counted(places=sorted(counted), counts=[counted[place] for place in sorted(counted)])

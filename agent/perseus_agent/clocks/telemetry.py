@@ -69,8 +69,9 @@ class EngineChange:
     joined: bool
 
 
-Times = tuple[tuple[int, int], ...]
-"""Places in ``perseus_core.serving.TIME_EDGES_US``, ascending, and how many times fell there."""
+Counted = tuple[tuple[int, int], ...]
+"""Places, ascending, and how many were counted at each: of times in ``perseus_core.serving.TIME_EDGES_US``, of lengths
+as in ``perseus_core.lengths``."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,17 @@ class EngineSummary:
     waiting: int
     preempted: int
     requests: int
-    first_tokens: Times
-    tokens: Times
+    first_tokens: Counted
+    tokens: Counted
     held_us: Mapping[str, int]
     energy_mj: int | None = None
     median_clock_mhz: int = 0
+    lengths: Counted = ()
 
     @property
     def numbers(self) -> int:
         """How many it carries of single places."""
-        return 2 * (len(self.first_tokens) + len(self.tokens))
+        return 2 * (len(self.first_tokens) + len(self.tokens) + len(self.lengths))
 
 
 Event = RankChange | IterationReport | GpuNotice | EngineChange | EngineSummary

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from perseus_agent.clocks.telemetry import EngineSummary, ServingEngine, Times
+from perseus_agent.clocks.telemetry import Counted, EngineSummary, ServingEngine
 from perseus_agent.errors import InvalidRequest
 from perseus_agent.node.leases import MAX_PODS
 from perseus_core.serving import FOLLOW_TABLE, MOST_EDGES, ClockTable, EngineOrders, PageAddress, ServingLimits
@@ -131,12 +131,13 @@ def window_message(window: EngineSummary) -> messages.EngineWindow:
         waiting=window.waiting,
         preempted=window.preempted,
         requests=window.requests,
-        first_tokens=_times(window.first_tokens),
-        tokens=_times(window.tokens),
+        first_tokens=_counted(window.first_tokens),
+        tokens=_counted(window.tokens),
+        lengths=_counted(window.lengths),
         held=[messages.HeldFor(reason=why, time_us=held_us) for why, held_us in window.held_us.items() if held_us],
     )
 
 
-def _times(times: Times) -> messages.Times:
-    places: Sequence[int] = [place for place, _ in times]
-    return messages.Times(places=places, counts=[count for _, count in times])
+def _counted(counted: Counted) -> messages.Counted:
+    places: Sequence[int] = [place for place, _ in counted]
+    return messages.Counted(places=places, counts=[count for _, count in counted])

@@ -174,7 +174,7 @@ class EngineInstance:
         if not self._believed:
             self._windows.begin_anew(counts, now_us)
             return
-        cut = self._windows.read(counts, self._samples.first_tokens, self._samples.tokens, now_us)
+        cut = self._windows.read(self._samples, now_us)
         if cut is not None:
             self._cuts.append(cut)
             if len(self._cuts) > _MOST_CUTS:

@@ -25,7 +25,7 @@ _LOAD: Final = ("sequence", "waiting", "prefilling", "running", "kv_share_ppm")
 _GROWING: Final = tuple(place for place, name in enumerate(EngineCounts._fields) if name not in _LOAD)
 
 Counted = Sequence[tuple[int, int]]
-"""Places in `TIME_EDGES_US`, ascending, and how many times were counted at each."""
+"""Places of a row, ascending, and how many were counted at each."""
 
 
 class Samples:
@@ -39,6 +39,8 @@ class Samples:
         """Requests that got their first token between the latest two readings."""
         self.tokens: Counted = ()
         """Requests that ended between them."""
+        self.lengths: Counted = ()
+        """The same by the places of their lengths."""
         self._reader = reader
         self._torn = 0
 
@@ -48,7 +50,7 @@ class Samples:
         Args:
             limits: of which the times of requests are shares.
         """
-        self.first_tokens = self.tokens = ()
+        self.first_tokens = self.tokens = self.lengths = ()
         reading = self._reader.read()
         if reading is None:
             self._torn += 1
@@ -62,6 +64,7 @@ class Samples:
             return _IMPOSSIBLE
         self.first_tokens = counted_between(before.first_tokens, reading.first_tokens)
         self.tokens = counted_between(before.tokens, reading.tokens)
+        self.lengths = counted_between(before.lengths, reading.lengths)
         counts = reading.counts
         return EngineSample(
             time_s=counts.time_us / 1e6,

@@ -15,7 +15,7 @@ from typing import Final
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import EngineSummary, ServingEngine
 from perseus_agent.devices.energy import EnergyMeter
-from perseus_agent.serving.samples import Counted
+from perseus_agent.serving.samples import Samples
 from perseus_agent.serving.totals import EngineTotals
 from perseus_core.serving import DEFAULT_CLOCKS, MOST_SEQUENCES, ClockReason
 from perseus_proto.engine_channel import EngineCounts
@@ -39,6 +39,7 @@ class _Open:
     held_us: Counter[str] = field(default_factory=Counter)
     first_tokens: Counter[int] = field(default_factory=Counter)
     tokens: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
@@ -81,11 +82,12 @@ class Windows:
         self._clock_mhz, self._reason = clock_mhz, reason
         self._open.clocks_mhz.add(clock_mhz)
 
-    def read(self, counts: EngineCounts, first_tokens: Counted, tokens: Counted, now_us: int) -> Cut | None:
-        """Add a reading, and cut the window there if a step has ended since it became long enough."""
-        window = self._open
-        window.first_tokens.update(dict(first_tokens))
-        window.tokens.update(dict(tokens))
+    def read(self, samples: Samples, now_us: int) -> Cut | None:
+        """Add the latest reading, and cut the window there if a step has ended since it became long enough."""
+        window, counts = self._open, samples.reading.counts
+        window.first_tokens.update(dict(samples.first_tokens))
+        window.tokens.update(dict(samples.tokens))
+        window.lengths.update(dict(samples.lengths))
         stepped = counts.steps + counts.prompt_steps > self._counts.steps + self._counts.prompt_steps
         # The engine's clock is the machine's, unless it says a time at which this step cannot have ended.
         end_us = counts.time_us if self._at_us <= counts.time_us <= now_us else max(self._at_us, now_us)
@@ -136,11 +138,12 @@ class Windows:
             waiting=min(_MOST, after.waiting),
             preempted=min(_MOST, after.preempted - before.preempted),
             requests=min(_MOST, after.requests - before.requests),
-            first_tokens=_times(window.first_tokens),
-            tokens=_times(window.tokens),
+            first_tokens=_counted(window.first_tokens),
+            tokens=_counted(window.tokens),
+            lengths=_counted(window.lengths),
             held_us=dict(window.held_us),
         )
 
 
-def _times(counted: Counter[int]) -> tuple[tuple[int, int], ...]:
+def _counted(counted: Counter[int]) -> tuple[tuple[int, int], ...]:
     return tuple((place, min(_MOST, count)) for place, count in sorted(counted.items()))

@@ -78,6 +78,7 @@ class EngineWindow:
         first_tokens: how many first tokens took a time, by its place in ``TIME_EDGES_US``.
         tokens: the same for the mean time between tokens of requests that ended.
         held_us: how long each reason held the clock.
+        lengths: how many requests that ended were of which lengths, by the place of ``perseus_core.lengths``.
     """
 
     pod_uid: str
@@ -102,6 +103,7 @@ class EngineWindow:
     first_tokens: Mapping[int, int] = field(default_factory=dict)
     tokens: Mapping[int, int] = field(default_factory=dict)
     held_us: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass

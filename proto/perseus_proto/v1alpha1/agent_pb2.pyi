@@ -534,7 +534,7 @@ class TelemetryEvent(_message.Message):
     def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ..., engine_joined: _Optional[_Union[Engine, _Mapping]] = ..., engine_left: _Optional[_Union[Engine, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ...) -> None: ...
 
 class EngineWindow(_message.Message):
-    __slots__ = ("pod_uid", "pid", "number", "time_us", "clock_mhz", "changed", "default_us", "mhz_us", "running_milli", "kv_share_ppm", "steps", "steps_us", "prompt_steps", "prompt_steps_us", "prompt_tokens", "generated_tokens", "energy_mj", "has_energy", "median_clock_mhz", "waiting", "preempted", "requests", "first_tokens", "tokens", "held")
+    __slots__ = ("pod_uid", "pid", "number", "time_us", "clock_mhz", "changed", "default_us", "mhz_us", "running_milli", "kv_share_ppm", "steps", "steps_us", "prompt_steps", "prompt_steps_us", "prompt_tokens", "generated_tokens", "energy_mj", "has_energy", "median_clock_mhz", "waiting", "preempted", "requests", "first_tokens", "tokens", "held", "lengths")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +560,7 @@ class EngineWindow(_message.Message):
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     pid: int
     number: int
@@ -582,12 +583,13 @@ class EngineWindow(_message.Message):
     waiting: int
     preempted: int
     requests: int
-    first_tokens: Times
-    tokens: Times
+    first_tokens: Counted
+    tokens: Counted
     held: _containers.RepeatedCompositeFieldContainer[HeldFor]
-    def __init__(self, pod_uid: _Optional[str] = ..., pid: _Optional[int] = ..., number: _Optional[int] = ..., time_us: _Optional[int] = ..., clock_mhz: _Optional[int] = ..., changed: _Optional[bool] = ..., default_us: _Optional[int] = ..., mhz_us: _Optional[int] = ..., running_milli: _Optional[int] = ..., kv_share_ppm: _Optional[int] = ..., steps: _Optional[int] = ..., steps_us: _Optional[int] = ..., prompt_steps: _Optional[int] = ..., prompt_steps_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., median_clock_mhz: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted: _Optional[int] = ..., requests: _Optional[int] = ..., first_tokens: _Optional[_Union[Times, _Mapping]] = ..., tokens: _Optional[_Union[Times, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldFor, _Mapping]]] = ...) -> None: ...
+    lengths: Counted
+    def __init__(self, pod_uid: _Optional[str] = ..., pid: _Optional[int] = ..., number: _Optional[int] = ..., time_us: _Optional[int] = ..., clock_mhz: _Optional[int] = ..., changed: _Optional[bool] = ..., default_us: _Optional[int] = ..., mhz_us: _Optional[int] = ..., running_milli: _Optional[int] = ..., kv_share_ppm: _Optional[int] = ..., steps: _Optional[int] = ..., steps_us: _Optional[int] = ..., prompt_steps: _Optional[int] = ..., prompt_steps_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., median_clock_mhz: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted: _Optional[int] = ..., requests: _Optional[int] = ..., first_tokens: _Optional[_Union[Counted, _Mapping]] = ..., tokens: _Optional[_Union[Counted, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldFor, _Mapping]]] = ..., lengths: _Optional[_Union[Counted, _Mapping]] = ...) -> None: ...
 
-class Times(_message.Message):
+class Counted(_message.Message):
     __slots__ = ("places", "counts")
     PLACES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]

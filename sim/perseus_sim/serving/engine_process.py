@@ -159,6 +159,7 @@ class EngineProcess:
             first_tokens_s=[_first_token_s(one) for one in step.started],
             tokens_s=[one.per_token_s for one in step.finished],
             requests=len(step.finished),
+            lengths=[(one.request.prompt_tokens, one.request.output_tokens) for one in step.finished],
         )
 
 

@@ -61,7 +61,7 @@ def iteration(**named: Any) -> Any:
 
 
 def ended(tokens: int, mean_s: float) -> Any:
-    return SimpleNamespace(num_generation_tokens=tokens, mean_time_per_output_token=mean_s)
+    return SimpleNamespace(num_prompt_tokens=700, num_generation_tokens=tokens, mean_time_per_output_token=mean_s)
 
 
 @pytest.fixture
@@ -127,6 +127,7 @@ def test_a_request_that_ended_had_output_and_runs_no_more(session: Recorded) -> 
     (step,) = session.steps
     assert (step["prefilling"], step["running"], step["requests"]) == (0, 5, 2)
     assert (step["first_tokens_s"], step["tokens_s"]) == ([0.4], [0.03])
+    assert step["lengths"] == [(700, 100), (700, 1)]
 
 
 def test_a_step_after_a_pause_has_no_time(session: Recorded) -> None:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.lengths import LENGTH_PLACES
 from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ClockTable, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.clients.agents.engines import EngineJoined, engine_of, is_valid_window, orders_request, window_of
 from perseus_operator.clients.agents.messages import event_of, is_valid, lease_of
@@ -193,17 +194,20 @@ def test_a_window_on_the_wire() -> None:
         steps_us=900_000,
         energy_mj=300_000,
         has_energy=True,
-        first_tokens=pb.Times(places=[3, 9], counts=[1, 2]),
+        first_tokens=pb.Counted(places=[3, 9], counts=[1, 2]),
         held=[pb.HeldFor(reason="Floor", time_us=1_000_000)],
+        lengths=pb.Counted(places=[40], counts=[7]),
     )
     window = event_of(pb.TelemetryEvent(window=message))
     assert isinstance(window, EngineWindow)
     assert is_valid(window)
     assert (window.running, window.kv_share, window.energy_mj) == (12.5, 0.25, 300_000)
     assert (window.first_tokens, window.tokens, window.held_us) == ({3: 1, 9: 2}, {}, {"Floor": 1_000_000})
-    for times in (pb.Times(places=[1], counts=[1, 2]), pb.Times(places=[2, 1], counts=[1, 1]),
-                  pb.Times(places=[1, 1], counts=[1, 1]), pb.Times(places=range(300), counts=range(300))):  # fmt: skip
+    assert window.lengths == {40: 7}
+    for times in (pb.Counted(places=[1], counts=[1, 2]), pb.Counted(places=[2, 1], counts=[1, 1]),
+                  pb.Counted(places=[1, 1], counts=[1, 1]), pb.Counted(places=range(300), counts=range(300))):  # fmt: skip
         assert window_of(pb.EngineWindow(tokens=times)) is None
+    assert window_of(pb.EngineWindow(lengths=pb.Counted(places=range(500), counts=range(500)))) is None
     assert window_of(pb.EngineWindow(held=[pb.HeldFor(reason="Floor")] * 17)) is None
 
 
@@ -227,6 +231,7 @@ def test_a_window_on_the_wire() -> None:
         {"waiting": 2**31},
         {"requests": 2**31},
         {"first_tokens": {len(TIME_EDGES_US) + 1: 1}},
+        {"lengths": {LENGTH_PLACES: 1}},
         {"tokens": {0: 2**31}},
         {"held_us": {"Floor": 1_000_001}},
         {"held_us": {"no word": 1}},

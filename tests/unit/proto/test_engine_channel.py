@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_core.lengths import LENGTH_PLACES
 from perseus_proto.engine_channel import (
     ENGINE_MEMORY_BYTES,
     PLACES,
@@ -37,7 +38,7 @@ def test_what_a_late_reader_finds_is_the_sum_of_all_steps(reader: EngineReader) 
     before = reader.read()
     assert before is not None
     writer.step(3, 1, 10, 200_000, step_us=20_000, computes_prompt=True, prompt_tokens=512, generated_tokens=10)
-    writer.count_times([0, 7, 7], [PLACES - 1])
+    writer.count_times([0, 7, 7], [PLACES - 1], [LENGTH_PLACES - 1])
     writer.step(0, 0, 12, 300_000, step_us=10_000, generated_tokens=12, preempted=2, requests=1)
     writer.step(0, 0, 11, 300_000, step_us=None, generated_tokens=12)
     after = reader.read()
@@ -51,6 +52,7 @@ def test_what_a_late_reader_finds_is_the_sum_of_all_steps(reader: EngineReader) 
     assert counts.time_us > 0
     assert counted_between(before.first_tokens, after.first_tokens) == [(0, 1), (7, 2)]
     assert counted_between(before.tokens, after.tokens) == [(PLACES - 1, 1)]
+    assert counted_between(before.lengths, after.lengths) == [(LENGTH_PLACES - 1, 1)]
 
 
 def test_a_count_that_wraps_is_still_a_difference() -> None:
@@ -81,7 +83,7 @@ def test_the_bell_rings_when_prompts_begin_to_wait_and_not_for_each_step(reader:
     assert reader.acknowledge()
 
 
-@given(st.binary(min_size=ENGINE_MEMORY_BYTES, max_size=ENGINE_MEMORY_BYTES))
+@given(st.binary(min_size=200, max_size=2_500).map(lambda some: some.ljust(ENGINE_MEMORY_BYTES, some[-1:])))
 def test_any_bytes_are_a_reading_or_torn(data: bytes) -> None:
     reader = EngineReader.create()
     with mmap.mmap(reader.memory_fd, ENGINE_MEMORY_BYTES) as memory:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perseus_core.lengths import UNKNOWN, length_of, length_place
 from perseus_core.serving import MOST_SHARES, place_of
 from perseus_proto.engine_channel import EngineReader, EngineReading, EngineWriter, counted_between
 from perseus_reader.pages import read_page
@@ -87,6 +88,19 @@ def test_an_interval_with_prompts_counts_tokens_and_times_and_no_step(memory: Me
     [(place, count)] = counted_between(before.first_tokens, after.first_tokens)
     assert count == 4
     assert place >= place_of(0.2)
+
+
+def test_lengths_of_requests_are_counted_by_themselves_as_a_page_says_not_which_belong_together(memory: Memory) -> None:
+    metrics, writer = EngineMetrics(), PageWriter(memory.writer)
+    page(metrics, writer)
+    before = memory.read()
+    for _ in range(3):
+        metrics.finished(prompt_tokens=700, output_tokens=90, time_per_output_token_s=0.02, e2e_s=2.0)
+    page(metrics, writer)
+    assert counted_between(before.lengths, memory.read().lengths) == [
+        (length_place(length_of(700), UNKNOWN), 3),
+        (length_place(UNKNOWN, length_of(90)), 3),
+    ]
 
 
 def test_an_engine_that_starts_again_counts_from_there(memory: Memory) -> None:

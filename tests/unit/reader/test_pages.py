@@ -38,7 +38,7 @@ def test_a_page_says_load_tokens_and_times(kind: EngineKind) -> None:
     assert found.generated_tokens == 50 * 6
     assert found.preempted == (0 if kind is EngineKind.TENSORRT_LLM else 2)
     assert found.first_tokens.count == 50
-    assert found.gaps.sum_s / found.gaps.count == pytest.approx(0.012)
+    assert found.gaps.total / found.gaps.count == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize("kind", READ)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_core.clock_latency import MAX_CLOCK_MHZ
+from perseus_core.lengths import LENGTH_PLACES
 from perseus_core.serving import FOLLOW_TABLE, MOST_SEQUENCES, TIME_EDGES_US, ClockTable, EngineOrders, ServingLimits
 from perseus_core.units import mean_power_w, ppm_from_ratio, ratio_from_ppm, us_from_s
 from perseus_operator.clients.agents.validation import MAX_NAME, MAX_POWER_W
@@ -26,6 +27,7 @@ _LONGEST_US: Final = 3_600_000_000
 _WRITTEN_LATE_US: Final = 100_000
 """An engine times its steps by itself, and a window ends when the last was written: never exactly at its end."""
 _MOST_HELD: Final = 16
+_TIMES: Final = len(TIME_EDGES_US) + 1
 _MOST_COUNT: Final = 10**7
 """Steps, requests or tokens of one window: ten million a second are beyond any engine."""
 _REASON: Final = re.compile(r"[A-Z][A-Za-z]{0,63}")
@@ -116,8 +118,9 @@ def faults_of(message: agent_pb2.Lease) -> dict[str, str]:
 
 def window_of(message: agent_pb2.EngineWindow) -> EngineWindow | None:
     """Convert a window; None: it has more than any can have."""
-    first, tokens = _times_of(message.first_tokens), _times_of(message.tokens)
-    if first is None or tokens is None or len(message.held) > _MOST_HELD:
+    first, tokens = (_counted_of(times, _TIMES) for times in (message.first_tokens, message.tokens))
+    lengths = _counted_of(message.lengths, LENGTH_PLACES)
+    if first is None or tokens is None or lengths is None or len(message.held) > _MOST_HELD:
         return None
     return EngineWindow(
         pod_uid=message.pod_uid,
@@ -142,15 +145,17 @@ def window_of(message: agent_pb2.EngineWindow) -> EngineWindow | None:
         first_tokens=first,
         tokens=tokens,
         held_us={held.reason: held.time_us for held in message.held},
+        lengths=lengths,
     )
 
 
-def _times_of(message: agent_pb2.Times) -> dict[int, int] | None:
+def _counted_of(message: agent_pb2.Counted, most: int) -> dict[int, int] | None:
+    """The counts by their places, of which there are so many at most."""
     places: Sequence[int] = message.places
-    if len(places) != len(message.counts) or len(places) > len(TIME_EDGES_US) + 1:
+    if len(places) != len(message.counts) or len(places) > most:
         return None
-    times = dict(zip(places, message.counts, strict=True))
-    return times if list(times) == sorted(places) and len(times) == len(places) else None
+    counted = dict(zip(places, message.counts, strict=True))
+    return counted if list(counted) == sorted(places) and len(counted) == len(places) else None
 
 
 def is_valid_window(window: EngineWindow) -> bool:
@@ -168,10 +173,11 @@ def is_valid_window(window: EngineWindow) -> bool:
         and max(*counts, window.waiting) <= _MOST_COUNT
         and window.steps_us + window.prompt_steps_us <= time_us + time_us // 10 + _WRITTEN_LATE_US
         and (window.energy_mj is None or mean_power_w(window.energy_mj, time_us) <= MAX_POWER_W * _MOST_GPUS)
-        and all(map(_are_valid_times, (window.first_tokens, window.tokens)))
+        and all(_are_valid(times, _TIMES) for times in (window.first_tokens, window.tokens))
+        and _are_valid(window.lengths, LENGTH_PLACES)
         and all(_REASON.fullmatch(reason) and held_us <= time_us for reason, held_us in window.held_us.items())
     )
 
 
-def _are_valid_times(times: Mapping[int, int]) -> bool:
-    return max(times, default=0) <= len(TIME_EDGES_US) and sum(times.values()) <= _MOST_COUNT
+def _are_valid(counted: Mapping[int, int], places: int) -> bool:
+    return max(counted, default=0) < places and sum(counted.values()) <= _MOST_COUNT
