@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-LENGTH_EDGES: Final = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5)) + (1_000_000,)
+LENGTH_EDGES: Final = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 """Upper edges in tokens, which are also those of vLLM's own histograms; a longer one is counted beyond the last."""
 LENGTHS: Final = len(LENGTH_EDGES) + 1
 """Of one kind: one below each edge, and one beyond the last."""

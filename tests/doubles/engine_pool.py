@@ -29,6 +29,8 @@ from perseus_operator.families.serving.family import ServingFamily
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
+from perseus_operator.families.serving.features.split.planning import PlanWork
+from perseus_operator.families.serving.plan_work import plan_status, request_of
 from perseus_operator.families.serving.profiles import profile_name, profile_spec, stored_windows
 from perseus_operator.families.serving.work import capacity_of, fit_and_table
 from perseus_operator.jobs import document
@@ -40,7 +42,9 @@ from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import Selection
+from perseus_operator.objects.formatting import stamp
 from perseus_operator.objects.values import JobRef, Json, Now, Pod
+from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan, ServingPlanRequest
 from perseus_sim.serving.machine import Machine, Step
 
 OBJECTIVE = {"timeToFirstToken": {"limit": "500ms"}, "timePerOutputToken": {"limit": "50ms"}}
@@ -80,6 +84,9 @@ class EnginePool:
         self.second = 0
         self.slower = 1.0
         """By how much all steps take longer than the machine says."""
+        self.planned: list[PlanWork] = []
+        self.plans: Callable[[ServingPlanRequest], ServingPlan] = one_pool
+        """What a worker answers."""
         self.strange = False
         """Steps do not follow any clock that can be explained."""
         self.measures_energy = True
@@ -194,8 +201,14 @@ class EnginePool:
                 self.family.window_reported(node, self.window(number, node, engine))
         self.second += 1
 
-    def _act(self, action: FitWork | ReadProfile | StoreProfile | CapacityWork) -> None:
+    def _act(self, action: FitWork | ReadProfile | StoreProfile | CapacityWork | PlanWork) -> None:
         pool = self.family.pool
+        if isinstance(action, PlanWork):
+            pool.planning.started(action.basis, self.wall_s)
+            self.planned.append(action)
+            answer = self.plans(request_of(action, [stored_object(*one) for one in self.profiles.items()]))
+            pool.planning.planned(plan_status(answer, stamp(self.wall_s)))
+            return
         if isinstance(action, CapacityWork):
             pool.adviser.compute_started(self.second, fits=bool(action.windows))
             pool.adviser.computed(capacity_of(action))
@@ -284,6 +297,12 @@ class EnginePool:
             energy_mj=seen.energy_mj if self.measures_energy else None,
         )
         return self.lie(seen)
+
+
+def one_pool(request: ServingPlanRequest) -> ServingPlan:
+    """A plan without a search, that of one pool."""
+    pool = PlannedPool("all", 1.0, request.variants[0].gpus, 3, 1, request.highest_mhz, 3.6e9)
+    return ServingPlan((pool,), 3.6e9, 3.6e9, 3.96e9, 3, 0.0, together=True)
 
 
 def group_of(number: int, workers: int) -> list[Pod]:

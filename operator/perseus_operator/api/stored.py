@@ -55,6 +55,12 @@ class EngineProfile:
         max_length=MAX_WINDOWS_BYTES,
     )
     prompt_tokens: int = integer("Computed of a prompt, mean.", minimum=1, maximum=10_000_000)
+    gpus: int | None = integer(
+        "Of a replica, by which other pools of the model plan with it; absent: an earlier release has stored it.",
+        minimum=1,
+        maximum=1_024,
+        required=False,
+    )
     measured_at: str = text(
         "When it was stored last, RFC 3339; of a namespace the latest 16 stay.",
         rule="a date and time such as 2030-01-31T18:00:00Z",

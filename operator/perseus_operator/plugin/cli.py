@@ -36,6 +36,7 @@ from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
 from perseus_operator.plugin.named import NO_DEFINITION, exists, read_named
 from perseus_operator.plugin.pool_doctor import examine_pool, surroundings_of
+from perseus_operator.plugin.pool_plan import pool_plan
 from perseus_operator.plugin.pool_tables import (
     everything_text,
     pool_explanation_text,
@@ -144,6 +145,13 @@ def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) 
 
 
 def _serving(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    planned = options.pool == "plan" and options.of
+    if options.of and not planned:
+        raise CannotAnswer(f"{options.pool} {options.of}: must be POOL, or plan POOL")
+    if options.gateway and not planned:
+        raise CannotAnswer("--gateway: only with plan POOL")
+    if planned:
+        return pool_plan(read_named(kube, namespace, options.of, (keys.POOL_KIND,))[1], options.gateway)
     if options.pool and options.all_namespaces:
         raise CannotAnswer("-A, --all-namespaces: not with the name of a pool, which has one namespace")
     if options.pool:
@@ -254,7 +262,13 @@ def command_parser() -> argparse.ArgumentParser:
     report_command.add_arguments(shown)
     shown.set_defaults(command=_report)
     shown = commands.add_parser("serving", parents=[common], help="all pools that serve; of one, what it does and why")
-    shown.add_argument("pool", metavar="POOL", nargs="?", help="name of the ServingPool; default: all")
+    shown.add_argument(
+        "pool", metavar="POOL", nargs="?", help="name of the ServingPool; default: all; plan POOL: its plan by length"
+    )
+    shown.add_argument("of", metavar="POOL", nargs="?", help="whose plan of pools by length is shown, after plan")
+    shown.add_argument(
+        "--gateway", metavar="NAME", help="print that plan as manifests for this Gateway: InferencePools, an HTTPRoute"
+    )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
     shown.set_defaults(command=_serving)
     shown = commands.add_parser(

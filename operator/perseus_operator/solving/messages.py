@@ -14,7 +14,11 @@ MAX_BYTES: Final = 64 << 20
 """Of a message. A profile and a schedule come from ConfigMaps, of a megabyte at most; the largest are frontiers."""
 BEGUN_METADATA: Final = "perseus-begun"
 """In the initial metadata of a worker that has begun."""
-_TASKS: Final = {Task.SOLVE: solver_pb2.TASK_SOLVE, Task.CALIBRATE: solver_pb2.TASK_CALIBRATE}
+_TASKS: Final = {
+    Task.SOLVE: solver_pb2.TASK_SOLVE,
+    Task.CALIBRATE: solver_pb2.TASK_CALIBRATE,
+    Task.PLAN_SERVING: solver_pb2.TASK_PLAN_SERVING,
+}
 _OUTCOMES: Final = {
     Outcome.ANSWERED: solver_pb2.OUTCOME_ANSWERED,
     Outcome.INVALID_PROFILE: solver_pb2.OUTCOME_INVALID_PROFILE,
@@ -29,7 +33,7 @@ def request_of(task: Task, request: bytes, version: str) -> solver_pb2.WorkReque
     """The message that asks for a piece of work.
 
     Args:
-        task: to solve or to calibrate.
+        task: one that the service takes.
         request: as the worker process reads it.
         version: of this distribution.
     """

@@ -21,6 +21,7 @@ from perseus_operator.solving.answers import most_calibration_bytes, most_fronti
 from perseus_operator.solving.calibration import CalibrateRequest, CheckRequest
 from perseus_operator.solving.process import Task, Verdict, run_worker
 from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.serving_plan import MOST_ANSWER_BYTES, ServingPlan, ServingPlanRequest
 from perseus_operator.solving.shared_work import SharedWork
 from perseus_operator.solving.slots import FairSlots
 from perseus_operator.solving.verification import RestoreRequest
@@ -58,7 +59,7 @@ class LocalWorkers:
 
 
 class SolverPool:
-    """Solves, calibrates, and verifies stored frontiers."""
+    """Solves, calibrates, plans pools that serve, and verifies stored frontiers."""
 
     def __init__(self, *, workers: int, timeout_s: float, memory_mib: int, service: Workers | None = None) -> None:
         """Start nothing yet.
@@ -108,6 +109,12 @@ class SolverPool:
         with _unused_if_refused():
             return (await self._work(Task.CHECK, check, most_bytes, self._restorers, namespace)).result()
         raise AssertionError("refusals are raised")
+
+    async def plan_serving(self, request: ServingPlanRequest, namespace: str = "") -> ServingPlan:
+        """Whether a pool would save by a split into several; nothing is set by the answer. Raises like ``solve``."""
+        asked = await asyncio.to_thread(request.to_bytes)
+        verdict = await self._work(Task.PLAN_SERVING, asked, MOST_ANSWER_BYTES, self.solvers, namespace)
+        return ServingPlan.from_bytes(verdict.result())
 
     async def restore(self, request: SolveRequest, data: bytes, namespace: str = "") -> bytes:
         """The bytes of a stored frontier, verified; see ``verification``. Raises like ``solve``."""

@@ -32,6 +32,8 @@ class Task(Enum):
     """Verify a frontier that is stored, or that a worker of the solver service claims."""
     CHECK = "check"
     """Verify a calibration that such a worker claims."""
+    PLAN_SERVING = "plan-serving"
+    """Whether a pool that serves would save by a split into pools by length."""
 
 
 class Outcome(Enum):

@@ -1,4 +1,4 @@
-"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate|restore|check``.
+"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB TASK``, a value of `Task`.
 
 The request comes on stdin, the frontier or calibration goes as bytes to stdout, a refusal as one line to stderr. The
 exit code says which kind of refusal it is. A process of its own can be killed at its deadline, and takes nobody along
@@ -76,6 +76,10 @@ def _answer(task: str, data: bytes) -> bytes:
         from perseus_operator.solving.verification import RestoreRequest, verify_in_process
 
         return verify_in_process(RestoreRequest.from_bytes(data))
+    if task == "plan-serving":
+        from perseus_operator.solving.serving_plan import ServingPlanRequest, plan_in_process
+
+        return plan_in_process(ServingPlanRequest.from_bytes(data))
     return solve_in_process(SolveRequest(**json.loads(data)))
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#perseus_proto/v1alpha1/solver.proto\x12\x10perseus.v1alpha1\"U\n\x0bWorkRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12$\n\x04task\x18\x02 \x01(\x0e\x32\x16.perseus.v1alpha1.Task\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"m\n\x0cWorkResponse\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.perseus.v1alpha1.Outcome\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x10\n\x08solve_ms\x18\x04 \x01(\r*@\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0e\n\nTASK_SOLVE\x10\x01\x12\x12\n\x0eTASK_CALIBRATE\x10\x02*\xb0\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ANSWERED\x10\x01\x12\x1b\n\x17OUTCOME_INVALID_PROFILE\x10\x02\x12\x13\n\x0fOUTCOME_REFUSED\x10\x03\x12\x17\n\x13OUTCOME_OUT_OF_TIME\x10\x04\x12\x19\n\x15OUTCOME_OUT_OF_MEMORY\x10\x05\x12\x10\n\x0cOUTCOME_DIED\x10\x06\x32O\n\x06Solver\x12\x45\n\x04Work\x12\x1d.perseus.v1alpha1.WorkRequest\x1a\x1e.perseus.v1alpha1.WorkResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#perseus_proto/v1alpha1/solver.proto\x12\x10perseus.v1alpha1\"U\n\x0bWorkRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12$\n\x04task\x18\x02 \x01(\x0e\x32\x16.perseus.v1alpha1.Task\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"m\n\x0cWorkResponse\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.perseus.v1alpha1.Outcome\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x10\n\x08solve_ms\x18\x04 \x01(\r*W\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0e\n\nTASK_SOLVE\x10\x01\x12\x12\n\x0eTASK_CALIBRATE\x10\x02\x12\x15\n\x11TASK_PLAN_SERVING\x10\x03*\xb0\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ANSWERED\x10\x01\x12\x1b\n\x17OUTCOME_INVALID_PROFILE\x10\x02\x12\x13\n\x0fOUTCOME_REFUSED\x10\x03\x12\x17\n\x13OUTCOME_OUT_OF_TIME\x10\x04\x12\x19\n\x15OUTCOME_OUT_OF_MEMORY\x10\x05\x12\x10\n\x0cOUTCOME_DIED\x10\x06\x32O\n\x06Solver\x12\x45\n\x04Work\x12\x1d.perseus.v1alpha1.WorkRequest\x1a\x1e.perseus.v1alpha1.WorkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'perseus_proto.v1alpha1.solv
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TASK']._serialized_start=255
-  _globals['_TASK']._serialized_end=319
-  _globals['_OUTCOME']._serialized_start=322
-  _globals['_OUTCOME']._serialized_end=498
+  _globals['_TASK']._serialized_end=342
+  _globals['_OUTCOME']._serialized_start=345
+  _globals['_OUTCOME']._serialized_end=521
   _globals['_WORKREQUEST']._serialized_start=57
   _globals['_WORKREQUEST']._serialized_end=142
   _globals['_WORKRESPONSE']._serialized_start=144
   _globals['_WORKRESPONSE']._serialized_end=253
-  _globals['_SOLVER']._serialized_start=500
-  _globals['_SOLVER']._serialized_end=579
+  _globals['_SOLVER']._serialized_start=523
+  _globals['_SOLVER']._serialized_end=602
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_UNSPECIFIED: _ClassVar[Task]
     TASK_SOLVE: _ClassVar[Task]
     TASK_CALIBRATE: _ClassVar[Task]
+    TASK_PLAN_SERVING: _ClassVar[Task]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -23,6 +24,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 TASK_UNSPECIFIED: Task
 TASK_SOLVE: Task
 TASK_CALIBRATE: Task
+TASK_PLAN_SERVING: Task
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ANSWERED: Outcome
 OUTCOME_INVALID_PROFILE: Outcome

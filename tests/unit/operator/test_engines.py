@@ -204,9 +204,8 @@ def test_a_window_on_the_wire() -> None:
     assert (window.running, window.kv_share, window.energy_mj) == (12.5, 0.25, 300_000)
     assert (window.first_tokens, window.tokens, window.held_us) == ({3: 1, 9: 2}, {}, {"Floor": 1_000_000})
     assert window.lengths == {40: 7}
-    for times in (pb.Counted(places=[1], counts=[1, 2]), pb.Counted(places=[2, 1], counts=[1, 1]),
-                  pb.Counted(places=[1, 1], counts=[1, 1]), pb.Counted(places=range(300), counts=range(300))):  # fmt: skip
-        assert window_of(pb.EngineWindow(tokens=times)) is None
+    for places, counts in (([1], [1, 2]), ([2, 1], [1, 1]), ([1, 1], [1, 1]), (range(300), range(300))):
+        assert window_of(pb.EngineWindow(tokens=pb.Counted(places=places, counts=counts))) is None
     assert window_of(pb.EngineWindow(lengths=pb.Counted(places=range(500), counts=range(500)))) is None
     assert window_of(pb.EngineWindow(held=[pb.HeldFor(reason="Floor")] * 17)) is None
 

@@ -113,6 +113,49 @@ def test_the_advice_on_replicas_is_listed_and_explained(cluster: Cluster) -> Non
     assert "no number is advised: Requests are counted" in " ".join(command("serving", "llama")[1].split())
 
 
+def planned(*names: str) -> Json:
+    """The plan of a pool, as its status has it."""
+    pools = [
+        {"name": name, "share": "50.00%", "gpus": 4, "replicas": 5, "fewestReplicas": 2, "clockMegahertz": 1_200,
+         "wattHours": 12_345}
+        for name in names
+    ]  # fmt: skip
+    why = "One pool needs 12.34 kWh a day." if len(names) < 2 else "2 pools by length need less: 3.10% is saved."
+    return {"computedAt": "2026-11-30T10:00:00Z", "why": why, "pools": pools, "wattHours": 12_345, "saved": "0.00%",
+            "gap": "0.10%"}  # fmt: skip
+
+
+def test_a_plan_of_pools_by_length_is_a_table_or_manifests(cluster: Cluster) -> None:
+    status = cluster.stored_pools[0]["status"]
+    code, _, err = command("serving", "plan", "llama")
+    assert code == cli.REFUSED
+    assert "llama: there is no plan of pools by length yet: it needs a model" in err
+    status["plan"] = planned("all")
+    text = command("serving", "plan", "sp/llama")[1]
+    assert text.splitlines()[1].split() == ["all", "50.00%", "4", "2", "to", "5", "1,200", "MHz", "12.35"]
+    assert "One pool needs 12.34 kWh a day." in text
+    assert "at most 0.10% less" in text
+    assert answer("serving", "plan", "llama")["pools"] == status["plan"]["pools"]
+    code, _, err = command("serving", "plan", "llama", "--gateway", "inference")
+    assert (code, "there is nothing to route by length: One pool needs" in err) == (cli.REFUSED, True)
+    status["plan"] = planned("prompt-s", "prompt-ml")
+    manifests = json.loads(command("serving", "plan", "llama", "--gateway", "inference")[1])
+    assert [one["kind"] for one in manifests["items"]] == ["InferencePool", "InferencePool", "HTTPRoute"]
+    assert [one["metadata"]["name"] for one in manifests["items"][:2]] == ["llama-prompt-s", "llama-prompt-ml"]
+
+
+def test_words_that_are_no_plan_are_refused_by_name(cluster: Cluster) -> None:
+    assert command("serving", "llama", "qwen")[::2] == (
+        cli.REFUSED,
+        "kubectl perseus: llama qwen: must be POOL, or plan POOL\n",
+    )
+    assert command("serving", "llama", "--gateway", "g")[::2] == (
+        cli.REFUSED,
+        "kubectl perseus: --gateway: only with plan POOL\n",
+    )
+    assert "there is no ServingPool plan" in command("serving", "plan")[2], "a pool may have that name"
+
+
 def test_every_word_of_the_law_is_explained() -> None:
     assert set(HELD) == {reason.value for reason in ClockReason}
 

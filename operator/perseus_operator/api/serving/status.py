@@ -10,13 +10,20 @@ from typing import Final
 from perseus_core.serving import MOST_EDGES
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, signed
 from perseus_operator.api.power_status import PowerSmoothingStatus, ShareStatus
-from perseus_operator.api.schema import integer, listing, names, nested, text
+from perseus_operator.api.schema import flag, integer, listing, names, nested, text
 from perseus_operator.api.serving.spec import DURATION, DURATION_RULE
 
 MOST_REPLICAS: Final = 32
 """In a status; those that keep the limits least come first."""
 MOST_ADVISED: Final = 2_000
 """As many as the planner plans with."""
+
+MOST_CLASSES: Final = 9
+"""Of lengths: short, medium and long prompts, each with short, medium and long answers."""
+
+
+def _class_name(description: str) -> str:
+    return text(description, rule="a class of lengths", max_length=32, pattern="^[a-z]+(-[a-z]+)*$")  # type: ignore[no-any-return]
 
 
 def _percent(description: str, *, required: bool = False) -> str | None:
@@ -201,6 +208,68 @@ class LoadStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthClass:
+    """Requests of one class of lengths."""
+
+    name: str = _class_name(
+        "Of prompts of at most 200 tokens (s), 1,000 (m) or more (l), and of answers of at most 100 (s), 500 (m) or"
+        " more (l): prompt-s-answer-m."
+    )
+    share: str = _percent("Of all requests.", required=True)  # type: ignore[assignment]
+    prompt_tokens: int = integer("Of a prompt, mean.", minimum=0, maximum=10_000_000)
+    output_tokens: int = integer("Of an answer, mean.", minimum=0, maximum=10_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsStatus:
+    """How long requests were, those of a day ago counted half."""
+
+    requests: int = integer("That ended, and count.", minimum=0, maximum=2**53)
+    together: bool = flag(
+        "Prompts and answers were counted of the same requests, by the plugin. Otherwise by a metrics page, each for"
+        " itself, and they are taken as independent of each other."
+    )
+    classes: tuple[LengthClass, ...] | None = listing(
+        "Those with requests.", LengthClass, key="name", max_items=MOST_CLASSES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPoolStatus:
+    """A pool of the plan."""
+
+    name: str = _class_name("Of its requests: as in status.lengths, several letters for several classes, or all.")
+    share: str = _percent("Of all requests.", required=True)  # type: ignore[assignment]
+    gpus: int = integer("Of a replica, at the heaviest hour.", minimum=0, maximum=1_024)
+    replicas: int = integer("At the heaviest hour.", minimum=0, maximum=MOST_ADVISED)
+    fewest_replicas: int = integer("At the lightest hour.", minimum=0, maximum=MOST_ADVISED)
+    clock_megahertz: int = integer("The least, at the heaviest hour.", minimum=0, maximum=10_000)
+    watt_hours: int = integer("Of its GPUs, of a day.", minimum=0, maximum=10**12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPlanStatus:
+    """Whether several pools by length would need less than one, for the day that is forecast. Nothing acts on it."""
+
+    computed_at: str = text(
+        "When, RFC 3339. A later operator goes on with it.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        string_format="date-time",
+    )
+    why: str = text("In words.", rule="a sentence", max_length=512)
+    pools: tuple[PlannedPoolStatus, ...] | None = listing(
+        "That need least; one, if no split pays; absent: there is no plan.",
+        PlannedPoolStatus,
+        key="name",
+        max_items=MOST_CLASSES,
+    )
+    watt_hours: int | None = integer("Of the GPUs of all, of a day.", minimum=0, maximum=10**12, required=False)
+    saved: str | None = signed("Energy, against one pool.", required=False)
+    gap: str | None = _percent("By which the plan may need more than the best there is.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolFigures:
     """What the operator observes and does."""
 
@@ -227,6 +296,14 @@ class PoolFigures:
     load: LoadStatus | None = nested(
         "What the forecast rests on; absent: spec.scaling is Off, or less than a quarter of an hour was counted.",
         LoadStatus,
+        required=False,
+    )
+    lengths: LengthsStatus | None = nested(
+        "How long requests were; absent: too few ended whose engine says it.", LengthsStatus, required=False
+    )
+    plan: PoolPlanStatus | None = nested(
+        "Whether pools by length would save; absent: spec.scaling is Off, or nothing was computed yet.",
+        PoolPlanStatus,
         required=False,
     )
     canary: CanaryStatus | None = nested("Where lower clocks are tried.", CanaryStatus, required=False)

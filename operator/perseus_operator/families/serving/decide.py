@@ -15,6 +15,7 @@ from perseus_operator.families.serving.features.inheritance.inheritance import R
 from perseus_operator.families.serving.features.model.state import FitWork, StoreProfile
 from perseus_operator.families.serving.features.objective.baseline import REQUESTS, SHARE
 from perseus_operator.families.serving.features.power.ceiling import PoolCeiling, resting_clock
+from perseus_operator.families.serving.features.split.planning import PlanBasis, PlanWork
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.waiting import no_clocks
@@ -38,7 +39,7 @@ class ServingDecision(Decision):
         granted: what a share of a PowerBudget allows; None: no budget limits the pool.
     """
 
-    actions: tuple[FitWork | ReadProfile | StoreProfile | CapacityWork, ...] = ()
+    actions: tuple[FitWork | ReadProfile | StoreProfile | CapacityWork | PlanWork, ...] = ()
     trying: bool = False
     granted: PoolCeiling | None = None
 
@@ -58,8 +59,10 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
         waiting = no_limits(pool) if spec.mode.sets_clocks else no_clocks(spec.mode)
         orders = EngineOrders(limits or ServingLimits(None, None), pages=_pages(pool, spec))
         intent = Intent(None, {}, drive=False, waiting=waiting, orders=orders)
-        return ServingDecision(intent=intent, actions=_capacity(pool, now), wake_at_s=now.monotonic_s + _LOOK_S)
+        actions = _capacity(pool, now) + _plan(pool, now)
+        return ServingDecision(intent=intent, actions=actions, wake_at_s=now.monotonic_s + _LOOK_S)
     trying, granted = pool.trying(now.wall_s), pool.granted
+    advising = _capacity(pool, now) + _plan(pool, now)
     table = None if pool.model.table is None else pool.model.table.under(pool.ceiling_mhz)
     wanted_mhz = _clocks(pool, now, trying=trying)
     orders = EngineOrders(limits, table, _confirmed(pool, wanted_mhz), _pages(pool, spec))
@@ -69,7 +72,7 @@ def decide(pool: ServingPool, now: Now) -> ServingDecision:
     applied = holds_orders(pool.job.nodes, orders) and rests_at(pool.job.nodes, intent)
     return ServingDecision(
         intent=intent,
-        actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying) + _capacity(pool, now),
+        actions=_fit(pool, spec, limits, now) + _profile(pool, now, trying=trying) + advising,
         applied=applied and pool.model.table is not None and not pool.inheritance.confirming,
         trying=trying,
         granted=granted,
@@ -154,6 +157,36 @@ def _capacity(pool: ServingPool, now: Now) -> tuple[CapacityWork, ...]:
         return ()
     prompts = pool.role is Role.PREFILL
     return (CapacityWork(steps, windows, replica.highest_mhz, kind, limits, replica.engine.flags, prompts),)
+
+
+def _plan(pool: ServingPool, now: Now) -> tuple[PlanWork, ...]:
+    """The plan of pools by length that is to be made; empty: none is, or what it needs is not known yet."""
+    spec, limits, kind, model, adviser = pool.spec, pool.limits, pool.arrivals.kind, pool.model, pool.adviser
+    if spec is None or spec.scaling is not Scaling.ADVISE or limits is None or kind is None:
+        return ()
+    # Engines that do one part alone are planned with their counterparts, of which this pool knows nothing.
+    if not pool.signals.replicas or pool.role is not Role.MIXED or not pool.planning.may_begin(now.wall_s):
+        return ()
+    if not model.explained or pool.inheritance.confirming or not adviser.forecast.text or not pool.lengths.known:
+        return ()
+    replica = pool.signals.replicas[0]
+    shares = {one.name: one.share for one in pool.lengths.classes()[0]}
+    basis = PlanBasis(replica.fingerprint, limits, adviser.forecast.mean_of_day, shares)
+    if not pool.planning.due(basis, now.wall_s):
+        return ()
+    work = PlanWork(
+        basis=basis,
+        counts=pool.lengths.counts,
+        epochs=adviser.forecast.text,
+        kind=kind,
+        windows=model.windows_to_store,
+        highest_mhz=replica.highest_mhz,
+        gpus=replica.gpus,
+        model=replica.engine.model,
+        flags=replica.engine.flags,
+        start_s=adviser.starts.start_s,
+    )
+    return (work,)
 
 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:

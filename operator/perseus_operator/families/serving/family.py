@@ -14,6 +14,8 @@ from perseus_operator.families.serving.decide import ServingDecision, decide
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork
+from perseus_operator.families.serving.features.split.planning import PlanWork
+from perseus_operator.families.serving.plan_work import run_plan
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.families.serving.profiles import read_profile, store_profile
 from perseus_operator.families.serving.status.conditions import conditions_of
@@ -79,6 +81,9 @@ class ServingFamily(Family):
             elif isinstance(action, CapacityWork):
                 self.pool.adviser.compute_started(now_s, fits=bool(action.windows))
                 self._spawn(run_capacity(self.pool, action, self._services), None)
+            elif isinstance(action, PlanWork):
+                self.pool.planning.started(action.basis, self._services.wall_s())
+                self._spawn(run_plan(self.pool, action, self._services), self._trace.step("plan"))
             elif isinstance(action, ReadProfile):
                 self.pool.inheritance.read_started()
                 self._spawn(read_profile(self.pool, self._services), None)

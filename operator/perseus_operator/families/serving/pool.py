@@ -34,6 +34,8 @@ from perseus_operator.families.serving.features.power.ceiling import (
 )
 from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Replica, Signals, signals_of
+from perseus_operator.families.serving.features.split.lengths import Lengths
+from perseus_operator.families.serving.features.split.planning import Planning
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.formatting import counted
@@ -61,6 +63,8 @@ class ServingPool:
         self.arrivals = Arrivals()
         self.adviser = Adviser()
         self.overload = Overload()
+        self.lengths = Lengths()
+        self.planning = Planning()
         self.claimed: PoolCeilings | None = None
         """What the pool has said to PowerBudgets that it may do; None: nothing that they could limit."""
         self._back: tuple[int, Signals, PoolSpec | None, str] = -1, self.signals, None, ""
@@ -258,6 +262,7 @@ class ServingPool:
         self.requests.window_seen(window.pod_uid, window)
         started = window.requests if self.role is Role.DECODE else sum(window.first_tokens.values())
         self.arrivals.window_seen(window, started, wall_s)
+        self.lengths.window_seen(window, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
         if replica is None or spec is None:
             return False

@@ -134,6 +134,7 @@ def profile_spec(replica: Replica, action: StoreProfile, *, wall_s: float) -> Js
         model=engine.model[:_LONGEST],
         windows=windows_to_csv(action.windows),
         prompt_tokens=round(action.prompt_tokens),
+        gpus=replica.gpus or None,
         measured_at=stamp(wall_s),
     )
     spec: Json = dump(ProfileSpec(serving=profile))

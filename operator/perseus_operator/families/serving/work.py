@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 _MOST_RUNNING: Final = 256
 """Requests that an engine decodes at once, unless its flags say: vLLM's own default."""
 _LARGEST_RUNNING: Final = 4_096
-_LEAST_CHUNK: Final = 64
+LEAST_CHUNK: Final = 64
+"""Tokens of prompts that a step computes at least."""
 
 
 async def run_fit(pool: ServingPool, wanted: FitWork, services: Services) -> None:
@@ -123,8 +124,8 @@ def capacity_of(work: CapacityWork) -> Capacity:
         steps=FittedSteps(steps.times, watts),
         highest_mhz=work.highest_mhz,
         kv_capacity=KV_CAPACITY,
-        most_running=_flag(work.flags, "max-num-seqs", _MOST_RUNNING, _LARGEST_RUNNING),
-        step_tokens=max(_LEAST_CHUNK, round(kind.chunk_tokens)),
+        most_running=most_running(work.flags),
+        step_tokens=max(LEAST_CHUNK, round(kind.chunk_tokens)),
     )
     requests = RequestClass(
         max(1.0, kind.prompt_tokens),
@@ -140,7 +141,8 @@ def capacity_of(work: CapacityWork) -> Capacity:
     return Capacity(points[0], steps=steps)
 
 
-def _flag(flags: Sequence[tuple[str, str]], name: str, default: int, most: int) -> int:
-    """A flag that is a number; anything else, and nothing, is the default."""
-    value = dict(flags).get(name, "")
-    return min(most, int(value)) if value.isascii() and value.isdigit() and len(value) < 10 and int(value) else default
+def most_running(flags: Sequence[tuple[str, str]]) -> int:
+    """Return how many requests an engine decodes at once, by its flags; what is no number counts as not said."""
+    value = dict(flags).get("max-num-seqs", "")
+    said = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
+    return min(_LARGEST_RUNNING, said or _MOST_RUNNING)

@@ -16,9 +16,12 @@ from perseus_operator.api.serving.status import (
     BaselineStatus,
     CanaryStatus,
     EngineStatus,
+    LengthClass,
+    LengthsStatus,
     LoadStatus,
     MissedClock,
     PoolFigures,
+    PoolPlanStatus,
     PoolSavings,
     ProposedLimits,
     ReplicaStatus,
@@ -59,6 +62,8 @@ def figures_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> P
         baseline=_baseline(pool) if spec is not None and spec.objective.max_slowdown is not None else None,
         advice=_advice(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
         load=_load(pool) if spec is not None and spec.scaling is Scaling.ADVISE else None,
+        lengths=_lengths(pool),
+        plan=pool.planning.plan if spec is not None and spec.scaling is Scaling.ADVISE else None,
         canary=_canary(pool) if decision.trying else None,
         engine=_engine(pool),
         savings=_savings(pool),
@@ -139,6 +144,25 @@ def _load(pool: ServingPool) -> LoadStatus | None:
     return LoadStatus(until=stamp(forecast.until_s), epochs=forecast.text) if forecast.text else None
 
 
+def _lengths(pool: ServingPool) -> LengthsStatus | None:
+    if not pool.lengths.known:
+        return None
+    classes, together = pool.lengths.classes()
+    return LengthsStatus(
+        requests=pool.lengths.requests,
+        together=together,
+        classes=tuple(
+            LengthClass(
+                name=one.name,
+                share=percent(one.share),
+                prompt_tokens=round(one.prompt_tokens),
+                output_tokens=round(one.output_tokens),
+            )
+            for one in classes
+        ),
+    )
+
+
 def _canary(pool: ServingPool) -> CanaryStatus | None:
     replica, exploration = pool.signals.of_pod(pool.trials.canary), pool.trials.exploration
     if replica is None or exploration is None:
@@ -191,6 +215,9 @@ def restore_from_status(pool: ServingPool, status: Mapping[str, Any], *, wall_s:
     load = parse_stored(LoadStatus, status.get("load"))
     if load is not None:
         pool.adviser.forecast.restored(load.epochs, datetime.fromisoformat(load.until).timestamp())
+    plan = parse_stored(PoolPlanStatus, status.get("plan"))
+    if plan is not None:
+        pool.planning.restored(plan, datetime.fromisoformat(plan.computed_at).timestamp())
     stored = parse_stored(EngineStatus, status.get("engine"))
     if stored is None:
         return

@@ -13,6 +13,7 @@ import math
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from perseus_solver.serving.planner import Forecast, Forecaster
@@ -24,6 +25,9 @@ MOST_EPOCHS: Final = 1_344
 MOST_TEXT: Final = 4_096
 _MOST_MISSING: Final = 96
 """Epochs in a row that nobody counted: a day."""
+_DAY: Final = 96
+_OF_AN_HOUR: Final = 4
+"""Epochs."""
 _LEAST_PER_S: Final = 1 / 600
 _STEP: Final = 1.06
 _HIGHEST: Final = 255
@@ -54,6 +58,12 @@ class LoadForecast:
     def until_s(self) -> float:
         """The end of the last epoch that was counted; only of use where there is one."""
         return EPOCH_S * (self._number or 0)
+
+    @property
+    def mean_of_day(self) -> float:
+        """Requests a second, mean of the last day that was counted; 0: none was."""
+        latest = [mean for mean, _ in islice(reversed(self._epochs), _DAY)]
+        return math.fsum(latest) / max(1, len(latest))
 
     def restored(self, text: str, until_s: float) -> None:
         """An earlier operator has counted these epochs, until then. What cannot be read is as if there were none."""
@@ -117,6 +127,20 @@ class LoadForecast:
         if number > until:
             self._close(number)
         self.text = pack(self._epochs)
+
+
+def hours_ahead(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the forecast of a day by hours, from epochs as a text: requests a second that are expected, and that must
+    be carried. Some hundredths of a second, so not for an event loop.
+    """
+    forecaster = Forecaster(EPOCH_S)
+    for epoch in unpack(text):
+        forecaster.seen(*epoch)
+        forecaster.forecast(1)
+    ahead = forecaster.forecast(_DAY)
+    hours = [ahead[at : at + _OF_AN_HOUR] for at in range(0, _DAY, _OF_AN_HOUR)]
+    expected = tuple(math.fsum(one.expected for one in hour) / len(hour) for hour in hours)
+    return expected, tuple(max(one.upper for one in hour) for hour in hours)
 
 
 def pack(epochs: Iterable[Epoch]) -> str:

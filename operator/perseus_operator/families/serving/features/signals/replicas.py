@@ -66,6 +66,11 @@ class Replica:
     role: Role = Role.MIXED
 
     @property
+    def gpus(self) -> int:
+        """That it runs on, those of its workers included."""
+        return len(self.engine.gpu_uuids) * (1 + len(self.workers))
+
+    @property
     def highest_mhz(self) -> int:
         """The clock that stands for the default clocks."""
         return self.clocks_mhz[-1]

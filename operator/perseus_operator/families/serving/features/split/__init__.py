@@ -1,0 +1,1 @@
+"""How long requests are, and whether pools by length would save."""
