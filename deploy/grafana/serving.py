@@ -121,6 +121,12 @@ def serving() -> str:
             ),
         ),
         line(
+            "Overloaded replicas",
+            "none",
+            "At which a limit is about to be missed at the highest clock: more of it does not help, more replicas do.",
+            (_of("overloaded_replicas"), "overloaded"),
+        ),
+        line(
             "Pods by their engine",
             "none",
             "Those that say what they do; those that do not; those that are not known well enough; and those that"

@@ -17,6 +17,7 @@ from perseus_operator.families.serving.features.split.lengths import Lengths
 from perseus_operator.families.serving.plan_work import plan_status, request_of
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.formatting import stamp
+from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan, ServingPlanRequest
 
 CHAT = length_place(length_of(700), length_of(90))
@@ -179,6 +180,23 @@ def test_engines_of_the_model_on_other_gpus_are_variants_and_no_others(pool: Eng
     assert [(one.gpus, one.windows) for one in asked.variants[1:]] == [(8, "new")]
     assert ServingPlanRequest.from_bytes(asked.to_bytes()).variants == asked.variants
     assert len(asked.expected) == len(asked.upper) == 24
+
+
+@pytest.mark.slow
+async def test_a_worker_process_plans_what_the_pool_has_measured(pool: EnginePool) -> None:
+    [work] = pool.planned
+    found = await SolverPool(workers=1, timeout_s=600.0, memory_mib=4_096).plan_serving(request_of(work, []))
+    assert [one.name for one in found.pools] == ["all"], "all requests have the same lengths"
+    assert found.joules == found.one_pool_joules > 0.0
+    assert found.pools[0].gpus == 4
+    assert found.pools[0].clock_mhz in {window.clock_mhz for window in work.windows}
+
+
+async def test_a_worker_refuses_a_pool_whose_engine_nothing_explains(pool: EnginePool) -> None:
+    [work] = pool.planned
+    asked = request_of(replace(work, windows=work.windows[:3]), [])
+    with pytest.raises(SolveFailed, match="no model explains the engine yet"):
+        await SolverPool(workers=1, timeout_s=600.0, memory_mib=4_096).plan_serving(asked)
 
 
 def answer(**changes: object) -> ServingPlan:
