@@ -105,7 +105,7 @@ If a split pays, `--gateway NAME` prints manifests for that Gateway in place of 
 them: an [InferencePool](https://gateway-api-inference-extension.sigs.k8s.io) (v1) for each class, whose endpoints are
 the pods of the ServingPool of that name, and an HTTPRoute that goes by the header `x-request-class`. Which class a
 request is of, and with it how long its answer will be, the gateway has to know; nothing of ours routes, and no gateway
-was run with them. The lengths are yours to say: engines report tokens, not how long each request is.
+was run with them. Of a ServingPool, [its own lengths](serving-replicas.md#pools-by-length) do.
 
 [Design note 0039](design/0039-plans-of-replicas.md) says how a day of nine classes is planned within seconds, with a
 proof.
