@@ -10,7 +10,7 @@ from typing import Final
 
 from perseus_core.lengths import UNKNOWN, lengths_at
 from perseus_operator.nodes.engines import EngineWindow
-from perseus_solver.serving.planner.split import SeenClass, cells_of, classes_of
+from perseus_solver.serving.planner import SeenClass, cells_of, classes_of
 
 FEWEST: Final = 100
 """Requests before anything is said of them."""
