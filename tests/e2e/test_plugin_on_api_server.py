@@ -21,6 +21,10 @@ from kubernetes import client
 from tests.waiting import PATIENCE_S
 
 from perseus_core import keys
+from perseus_operator.api.schema import dump
+from perseus_operator.api.serving.status import LengthClass, LengthsFrom, LengthsStatus
+from perseus_operator.families.serving.plan_work import plan_status
+from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv
@@ -86,6 +90,25 @@ def test_a_frontier_its_plans_and_why_none_is_in_force(world: Any, perseus: Run)
     assert (listed["name"], listed["mode"], listed["state"]) == ("gpt3", "Recommend", "Ready")
     why = {row["what"]: row["says"] for row in document(perseus("explain", "gpt3", "-o", "json"))["why"]}
     assert "RecommendOnly" in why["mode"]
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("crd")
+def test_the_plan_of_a_pool_is_stored_as_it_is_and_printed_as_manifests(api: Any, namespace: str, perseus: Run) -> None:
+    pools = (keys.API_GROUP, keys.API_VERSION, namespace, keys.POOL_PLURAL)
+    custom, metadata = client.CustomObjectsApi(api), {"name": "chat", "namespace": namespace}
+    body = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.POOL_KIND, "metadata": metadata}
+    custom.create_namespaced_custom_object(*pools, {**body, "spec": {}})
+    split = tuple(PlannedPool(name, 0.5, 4, 3, 1, 1_200, 1.8e9) for name in ("prompt-s", "prompt-ml"))
+    plan = dump(plan_status(ServingPlan(split, 3.6e9, 4e9, 3.6e9, 2, 0.001, together=True), "2026-11-30T10:00:00Z"))
+    seen = LengthClass(name="prompt-s-answer-m", share="100.00%", prompt_tokens=90, output_tokens=210)
+    lengths = dump(LengthsStatus(requests=120, source=LengthsFrom.REQUESTS, classes=(seen,)))
+    custom.patch_namespaced_custom_object_status(*pools, "chat", {"status": {"plan": plan, "lengths": lengths}})
+    stored = custom.get_namespaced_custom_object(*pools, "chat")["status"]
+    assert (stored["plan"], stored["lengths"]) == (plan, lengths), "the CRD prunes nothing of it"
+    assert "10.00% is saved" in perseus("serving", "plan", "chat").stdout
+    manifests = document(perseus("serving", "plan", "chat", "--gateway", "inference"))["items"]
+    assert [one["metadata"]["name"] for one in manifests] == ["chat-prompt-s", "chat-prompt-ml", "inference-classes"]
 
 
 def test_a_straggler_is_told_and_taken_back(world: Any, perseus: Run) -> None:

@@ -6,7 +6,6 @@ Engines are simulated and say themselves what became of their requests; clocks a
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from tests.e2e.conftest import absent
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys
-from perseus_operator.families.serving.features.advice.forecast import pack
-from perseus_operator.objects.formatting import stamp
 from perseus_sim.cluster.live_engines import start_engines
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
@@ -65,15 +62,6 @@ def test_clocks_follow_the_load_of_engines_and_are_default_when_anything_dies(cl
     def soon(seen: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         eventually(seen, what, 0.05, patience_s, (AssertionError,))
 
-    def planned() -> bool:
-        """Whether the API server has how long requests were, and a plan of a worker for the load that was counted."""
-        status = custom.get_namespaced_custom_object(*POOLS, POOL)["status"]
-        plan = status.get("plan", {})
-        assert plan.get("pools"), f"{plan.get('why')}; {status.get('lengths')}"
-        assert plan["wattHours"] > 0
-        assert status["lengths"]["together"]
-        return True
-
     def locked() -> set[int]:
         return set(engines.locked_mhz(f"{POOL}-0"))
 
@@ -98,13 +86,9 @@ def test_clocks_follow_the_load_of_engines_and_are_default_when_anything_dies(cl
 
         operator.popen.kill()
         soon(lambda: locked() == {0}, "a clock outlives its lease")
-        now_s = 900.0 * (time.time() // 900.0)  # as if the operator before had counted a day
-        load = {"until": stamp(now_s), "epochs": pack([(3.0, 3.5)] * 96)}
-        custom.patch_namespaced_custom_object_status(*POOLS, POOL, {"status": {"load": load}})
         cluster.start_operator(*flags)
         soon(lambda: true("SignalsReady"), "the next operator sees no engine")
         soon(lambda: true("ClocksApplied"), "the next operator orders no clock", 240)
-        soon(planned, "no plan of pools by length", 240)
         custom.delete_namespaced_custom_object(*POOLS, POOL)
         soon(lambda: locked() == {0}, "a clock outlives its pool")
         assert engines.children[f"{POOL}-0"].running, "an engine was disturbed"

@@ -108,7 +108,7 @@ def test_a_plan_is_made_once_engine_load_and_lengths_are_known_and_the_status_sa
     assert 1.5 < work.basis.per_s < 2.5
     status = pool.status()
     assert status["lengths"]["classes"][0]["name"] == "prompt-m-answer-s"
-    assert status["lengths"]["together"] is True
+    assert status["lengths"]["source"] == "Requests"
     assert status["plan"]["pools"][0]["name"] == "all"
     assert status["plan"]["why"] == (
         "One pool needs 1,000.00 kWh a day, and the best split by length, into 3 pools, needs 1,100.00 kWh: 10.00%"

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from perseus_core.serving import MOST_EDGES
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, signed
 from perseus_operator.api.power_status import PowerSmoothingStatus, ShareStatus
-from perseus_operator.api.schema import flag, integer, listing, names, nested, text
+from perseus_operator.api.schema import choice, integer, listing, names, nested, text
 from perseus_operator.api.serving.spec import DURATION, DURATION_RULE
 
 MOST_REPLICAS: Final = 32
@@ -220,14 +221,22 @@ class LengthClass:
     output_tokens: int = integer("Of an answer, mean.", minimum=0, maximum=10_000_000)
 
 
+class LengthsFrom(StrEnum):
+    """By what lengths were counted."""
+
+    REQUESTS = "Requests"
+    HISTOGRAMS = "Histograms"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LengthsStatus:
     """How long requests were, those of a day ago counted half."""
 
     requests: int = integer("That ended, and count.", minimum=0, maximum=2**53)
-    together: bool = flag(
-        "Prompts and answers were counted of the same requests, by the plugin. Otherwise by a metrics page, each for"
-        " itself, and they are taken as independent of each other."
+    source: LengthsFrom = choice(
+        "Requests: prompt and answer of each were counted together, by the plugin. Histograms: each for itself, by"
+        " metrics pages, and they are taken as independent of each other.",
+        LengthsFrom,
     )
     classes: tuple[LengthClass, ...] | None = listing(
         "Those with requests.", LengthClass, key="name", max_items=MOST_CLASSES

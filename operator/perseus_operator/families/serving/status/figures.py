@@ -17,6 +17,7 @@ from perseus_operator.api.serving.status import (
     CanaryStatus,
     EngineStatus,
     LengthClass,
+    LengthsFrom,
     LengthsStatus,
     LoadStatus,
     MissedClock,
@@ -150,7 +151,7 @@ def _lengths(pool: ServingPool) -> LengthsStatus | None:
     classes, together = pool.lengths.classes()
     return LengthsStatus(
         requests=pool.lengths.requests,
-        together=together,
+        source=LengthsFrom.REQUESTS if together else LengthsFrom.HISTOGRAMS,
         classes=tuple(
             LengthClass(
                 name=one.name,
