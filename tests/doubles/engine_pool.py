@@ -44,7 +44,7 @@ from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.objects.values import JobRef, Json, Now, Pod
-from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan, ServingPlanRequest
+from perseus_operator.solving.serving_plan import PoolRow, ServingPlan, ServingPlanRequest
 from perseus_sim.serving.machine import Machine, Step
 
 OBJECTIVE = {"timeToFirstToken": {"limit": "500ms"}, "timePerOutputToken": {"limit": "50ms"}}
@@ -301,7 +301,7 @@ class EnginePool:
 
 def one_pool(request: ServingPlanRequest) -> ServingPlan:
     """A plan without a search, that of one pool."""
-    pool = PlannedPool("all", 1.0, request.variants[0].gpus, 3, 1, request.highest_mhz, 3.6e9)
+    pool = PoolRow("all", 1.0, request.variants[0].gpus, 3, 1, request.highest_mhz, 3.6e9)
     return ServingPlan((pool,), 3.6e9, 3.6e9, 3.96e9, 3, 0.0, together=True)
 
 

@@ -24,7 +24,7 @@ from perseus_core import keys
 from perseus_operator.api.schema import dump
 from perseus_operator.api.serving.status import LengthClass, LengthsFrom, LengthsStatus
 from perseus_operator.families.serving.plan_work import plan_status
-from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan
+from perseus_operator.solving.serving_plan import PoolRow, ServingPlan
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
 from perseus_sim.profiles import profile_csv
@@ -99,7 +99,7 @@ def test_the_plan_of_a_pool_is_stored_as_it_is_and_printed_as_manifests(api: Any
     custom, metadata = client.CustomObjectsApi(api), {"name": "chat", "namespace": namespace}
     body = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.POOL_KIND, "metadata": metadata}
     custom.create_namespaced_custom_object(*pools, {**body, "spec": {}})
-    split = tuple(PlannedPool(name, 0.5, 4, 3, 1, 1_200, 1.8e9) for name in ("prompt-s", "prompt-ml"))
+    split = tuple(PoolRow(name, 0.5, 4, 3, 1, 1_200, 1.8e9) for name in ("prompt-s", "prompt-ml"))
     plan = dump(plan_status(ServingPlan(split, 3.6e9, 4e9, 3.6e9, 2, 0.001, together=True), "2026-11-30T10:00:00Z"))
     seen = LengthClass(name="prompt-s-answer-m", share="100.00%", prompt_tokens=90, output_tokens=210)
     lengths = dump(LengthsStatus(requests=120, source=LengthsFrom.REQUESTS, classes=(seen,)))

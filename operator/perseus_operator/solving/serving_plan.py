@@ -86,7 +86,7 @@ class ServingPlanRequest:
 
 
 @dataclass(frozen=True)
-class PlannedPool:
+class PoolRow:
     """A pool of the plan.
 
     Attributes:
@@ -122,7 +122,7 @@ class ServingPlan:
         together: whether prompts and answers were counted of the same requests.
     """
 
-    pools: tuple[PlannedPool, ...]
+    pools: tuple[PoolRow, ...]
     joules: float
     one_pool_joules: float
     other_joules: float
@@ -143,7 +143,7 @@ class ServingPlan:
         """
         try:
             fields = json.loads(data)
-            pools = tuple(PlannedPool(**one) for one in fields["pools"])
+            pools = tuple(PoolRow(**one) for one in fields["pools"])
             plan = cls(**fields | {"pools": pools})
             kept = 1 <= len(pools) <= MOST_POOLS and type(plan.together) is bool and all(map(_possible, pools))
             numbers = plan.joules, plan.one_pool_joules, plan.other_joules, plan.other_pools, plan.gap
@@ -155,7 +155,7 @@ class ServingPlan:
         return plan
 
 
-def _possible(pool: PlannedPool) -> bool:
+def _possible(pool: PoolRow) -> bool:
     counts = pool.gpus, pool.replicas, pool.fewest, pool.clock_mhz
     return (
         isinstance(pool.name, str)
@@ -201,7 +201,7 @@ def plan_in_process(request: ServingPlanRequest) -> bytes:
         (choices,) = one.plan.choices.values()
         heaviest = max(choices, key=lambda choice: choice.gpus * choice.replicas)
         pools.append(
-            PlannedPool(
+            PoolRow(
                 one.name or ONE_POOL,
                 one.share,
                 heaviest.gpus,

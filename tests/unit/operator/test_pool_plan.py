@@ -18,7 +18,7 @@ from perseus_operator.families.serving.plan_work import plan_status, request_of
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.objects.formatting import stamp
 from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.serving_plan import PlannedPool, ServingPlan, ServingPlanRequest
+from perseus_operator.solving.serving_plan import PoolRow, ServingPlan, ServingPlanRequest
 
 CHAT = length_place(length_of(700), length_of(90))
 HOUR_S = 3_600.0
@@ -200,7 +200,7 @@ async def test_a_worker_refuses_a_pool_whose_engine_nothing_explains(pool: Engin
 
 
 def answer(**changes: object) -> ServingPlan:
-    pools = tuple(PlannedPool(name, 0.5, 4, 3, 1, 1_200, 1.8e9) for name in ("prompt-s", "prompt-ml"))
+    pools = tuple(PoolRow(name, 0.5, 4, 3, 1, 1_200, 1.8e9) for name in ("prompt-s", "prompt-ml"))
     return replace(ServingPlan(pools, 3.6e9, 4.0e9, 3.6e9, 2, 0.001, together=False), **changes)
 
 
@@ -223,9 +223,9 @@ def test_a_split_that_pays_says_what_it_saves_and_what_is_assumed() -> None:
         answer(joules=-1.0).to_bytes(),
         answer(gap=float("nan")).to_bytes(),
         answer(together="yes").to_bytes(),
-        answer(pools=(PlannedPool("../x", 0.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
-        answer(pools=(PlannedPool("all", 0.5, 4, 3.5, 1, 1_200, 1.0),)).to_bytes(),  # type: ignore[arg-type]
-        answer(pools=(PlannedPool("all", 1.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=(PoolRow("../x", 0.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=(PoolRow("all", 0.5, 4, 3.5, 1, 1_200, 1.0),)).to_bytes(),  # type: ignore[arg-type]
+        answer(pools=(PoolRow("all", 1.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
     ],
 )
 def test_an_answer_that_is_no_plan_is_refused(data: bytes) -> None:
