@@ -263,7 +263,8 @@ def best_split(request: SplitRequest) -> Split:
     one = pool_of(_ALL)
     if one is None or not one.share:
         raise SolverError("no replica keeps the limits for all requests in one pool")
-    best, bound = (one,), one.plan.bound
+    best: tuple[PlannedPool, ...] = (one,)
+    bound = one.plan.bound
     other: tuple[PlannedPool, ...] = ()
     for prompts, outputs in itertools.product(_CUTS, _CUTS):
         wanted = [pool_of(rectangle) for rectangle in itertools.product(prompts, outputs)]
