@@ -179,7 +179,7 @@ def plan_in_process(request: ServingPlanRequest) -> bytes:
     from perseus_solver.serving.planner import LatencyLimits
     from perseus_solver.serving.planner.split import SplitRequest, best_split, cells_of, tokens_of
 
-    cells, together = cells_of(dict(map(tuple, request.counts)))
+    cells, together = cells_of({one[0]: one[1] for one in request.counts})
     prompts, outputs = (
         math.fsum(cell.share * tokens_of(length) for cell, length in pairs)
         for pairs in ([(cell, cell.prompt) for cell in cells], [(cell, cell.output) for cell in cells])
