@@ -91,18 +91,16 @@ def _least_watts(request: PlanRequest, pool: PoolLoad, variant: Variant, counts:
     """Return what replicas draw at the best point, float[epochs, counts], and which point that is."""
     expected = np.array(pool.expected)[:, None]
     share = expected / np.maximum(counts, 1)
+    carried_by = [point.carried_by_each(counts) for point in variant.points]
     drawn = np.stack(
         [
-            np.where(
-                expected <= np.array([point.carried_by(int(count)) for count in counts]) * (1.0 + 1e-9),
-                np.interp(share, point.loads, point.watts),
-                np.inf,
-            )
-            for point in variant.points
+            np.where(expected <= most * (1.0 + 1e-9), np.interp(share, point.loads, point.watts), np.inf)
+            for point, most in zip(variant.points, carried_by, strict=True)
         ]
     )
     chosen = np.argmin(drawn, axis=0)
     each = np.take_along_axis(drawn, chosen[None], axis=0)[0]
-    fewest = np.array([request.fewest_replicas(variant, upper) for upper in pool.upper])[:, None]
+    upper = np.array(pool.upper)[:, None]
+    fewest = np.searchsorted(np.max(carried_by, axis=0), upper * (1.0 - 1e-9)) + request.spare * (upper > 0.0)
     carried = (counts >= fewest) & (counts <= request.most_replicas(pool, variant)) & np.isfinite(each)
     return np.where(carried, counts * np.where(carried, each, 0.0), np.inf), chosen

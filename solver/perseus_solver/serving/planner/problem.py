@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from perseus_solver.errors import InvalidProblem
+from perseus_solver.kinds import Floats, Index
 
 MOST_EPOCHS: Final = 2_016
 """A week of five minutes each."""
@@ -72,6 +75,12 @@ class OperatingPoint:
         if not self.carried or replicas <= 0:
             return replicas * self.most_load
         return replicas * self.carried[min(replicas, len(self.carried)) - 1]
+
+    def carried_by_each(self, replicas: Index) -> Floats:
+        """Return `carried_by` of each of these numbers."""
+        each = np.array(self.carried or (self.loads[-1],))
+        carried: Floats = replicas * each[np.clip(replicas, 1, len(each)) - 1]
+        return carried
 
     def fewest(self, load: float) -> int:
         """Return how many replicas carry a load; more than `MOST_REPLICAS`: too many, or none would do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 
 import pytest
 
@@ -18,6 +19,10 @@ def daily(hour: int) -> float:
     """A load that is the same each day, and half of it at weekends."""
     level = 10.0 + 8.0 * math.sin(2 * math.pi * (hour % 24 - 9) / 24)
     return level * (0.5 if hour // 24 % 7 >= 5 else 1.0)
+
+
+LEVELS = tuple(8.0 * (1 + count) for count in range(64))
+BORNE = tuple(1.2 * load for load in LEVELS)
 
 
 def fed(hours: int, quantile: float = 0.9, noise: float = 0.0, seed: int = 1) -> Forecaster:
@@ -58,7 +63,7 @@ def test_a_day_with_twice_the_load_moves_the_next_hours_and_fades() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.8, 0.95])
-def test_as_many_heaviest_minutes_stay_within_the_headroom_as_was_asked_for(quantile: float) -> None:
+def test_as_many_requests_stay_within_the_headroom_as_was_asked_for(quantile: float) -> None:
     error = fed(8 * WEEK, quantile, noise=0.2).error()
     assert error.covered_percent == pytest.approx(100 * quantile, abs=4)
     assert 10.0 < error.absolute_percent < 30.0
@@ -71,6 +76,38 @@ def test_headroom_grows_with_the_error_and_with_the_quantile() -> None:
         return one.upper / one.expected
 
     assert headroom(0.05, 0.9) < headroom(0.3, 0.9) < headroom(0.3, 0.98)
+
+
+def test_what_comes_by_the_clock_is_expected_to_the_minute() -> None:
+    forecaster = Forecaster(HOUR_S)
+    for hour in range(3 * WEEK):
+        forecaster.forecast(2)
+        forecaster.seen(*((20.0, 60.0) if hour % 4 == 0 else (5.0, 6.0)))
+    for hour, one in enumerate(forecaster.forecast(8)):
+        assert (one.expected, one.upper) == pytest.approx((20.0, 60.0) if hour % 4 == 0 else (5.0, 6.0), rel=0.01)
+
+
+def ordered(carried: tuple[float, ...], borne: tuple[float, ...] = ()) -> tuple[int, float]:
+    """Replicas ordered in a week of chance for the next hour, and the share of requests beyond what those bear."""
+    forecaster, draw = Forecaster(HOUR_S, 0.9), random.Random(3)
+    replicas, missed, total = 0, 0.0, 0.0
+    for hour in range(5 * WEEK):
+        one = forecaster.forecast(1, carried, borne)[0]
+        mean = daily(hour) * math.exp(draw.gauss(0.0, 0.15))
+        forecaster.seen(mean, 1.1 * mean)
+        if hour >= 2 * WEEK:
+            count = 1 + bisect_left(LEVELS, one.upper * (1.0 - 1e-9))
+            replicas += count
+            missed += mean * (1.1 * mean > (borne or LEVELS)[count - 1])
+            total += mean
+    return replicas, missed / total
+
+
+def test_what_whole_replicas_carry_beyond_the_forecast_is_not_ordered_twice() -> None:
+    (any_load, few), (whole, some), (tough, more) = ordered(()), ordered(LEVELS), ordered(LEVELS, BORNE)
+    assert any_load > whole > tough
+    assert few < some < 0.14
+    assert more < 0.14, "of what is borne, a tenth was allowed"
 
 
 def test_before_anything_was_judged_there_is_headroom_all_the_same() -> None:
