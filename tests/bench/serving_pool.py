@@ -83,16 +83,13 @@ class Bench:
     """One load, and every policy on it.
 
     Args:
-        trace: one of Azure's.
+        world: the service; what was fitted and computed of it is kept for the next load.
         hour: whether the trace's hour is repeated, instead of a week of the published shape.
         seed: of all that is drawn.
     """
 
-    def __init__(self, trace: str, *, hour: bool, seed: int) -> None:
-        requests = read_trace(DATA / f"AzureLLMInferenceTrace_{trace}.csv")
-        self.service = Service.of_trace(requests, SHAPES[trace])
-        machines = {gpus: Machine("h100", "llama-3.1-70b", gpus) for gpus in PARALLEL}
-        self.world = World(self.service, LIMITS, machines)
+    def __init__(self, world: World, *, hour: bool, seed: int) -> None:
+        self.world, self.service = world, world.service
         self.loads = self.service.hours(3) if hour else self.service.weeks(3, seed)
         self.week = {name: load[-WEEK_MIN:] for name, load in self.loads.items()}
         self.before = {name: load[-2 * WEEK_MIN : -WEEK_MIN] for name, load in self.loads.items()}
@@ -188,10 +185,13 @@ def clocks_of(policy: str) -> ClockPolicy:
 
 def benches() -> Iterator[tuple[str, Bench]]:
     """Every load, by name."""
-    for trace in SHAPES:
+    machines = {gpus: Machine("h100", "llama-3.1-70b", gpus) for gpus in PARALLEL}
+    for trace, shape in SHAPES.items():
+        requests = read_trace(DATA / f"AzureLLMInferenceTrace_{trace}.csv")
+        world = World(Service.of_trace(requests, shape), LIMITS, machines)
         for seed in range(1, WEEKS + 1):
-            yield f"{trace}_{seed}", Bench(trace, hour=False, seed=seed)
-        yield f"{trace}_hour", Bench(trace, hour=True, seed=0)
+            yield f"{trace}_{seed}", Bench(world, hour=False, seed=seed)
+        yield f"{trace}_hour", Bench(world, hour=True, seed=0)
 
 
 def figures() -> Result:
