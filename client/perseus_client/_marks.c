@@ -224,7 +224,8 @@ static void drop(Marks *self) {
 }
 
 /* A mark that the GPU writes: perseus_client.gpu_marks. StreamWrite(current context, is capturing, write value: addresses
- * of the driver's functions; context, GPU's address of the mark, function that returns the current stream, device). */
+ * of the driver's functions; context, GPU's address of the mark, the status of the stream under which it is written: 0
+ * at once, 1 as a node of the graph that is captured; function that returns the current stream, device). */
 typedef struct {
     PyObject_HEAD
     int (*get_current)(void **context);
@@ -232,6 +233,7 @@ typedef struct {
     int (*write_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     void *context;
     uint64_t pointer;
+    int status;
     PyObject *current_stream, *device;
 } StreamWrite;
 
@@ -248,7 +250,7 @@ static PyObject *stream_write(StreamWrite *self, PyObject *value) {
     void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(found);
     Py_DECREF(found);
     if (PyErr_Occurred()) return NULL;
-    if (self->is_capturing(stream, &capturing) || capturing) return PyLong_FromLong(SKIPPED);
+    if (self->is_capturing(stream, &capturing) || capturing != self->status) return PyLong_FromLong(SKIPPED);
     Py_BEGIN_ALLOW_THREADS /* a full launch queue makes it wait, as it does every launch */
     error = self->write_value(stream, self->pointer, (uint32_t)number, 0);
     Py_END_ALLOW_THREADS
@@ -257,8 +259,9 @@ static PyObject *stream_write(StreamWrite *self, PyObject *value) {
 
 static PyObject *make_stream_write(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
     unsigned long long get_current, is_capturing, write_value, context, pointer;
+    int status;
     PyObject *current_stream, *device;
-    if (!PyArg_ParseTuple(arguments, "KKKKKOO", &get_current, &is_capturing, &write_value, &context, &pointer,
+    if (!PyArg_ParseTuple(arguments, "KKKKKiOO", &get_current, &is_capturing, &write_value, &context, &pointer, &status,
                           &current_stream, &device))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -269,6 +272,7 @@ static PyObject *make_stream_write(PyTypeObject *type, PyObject *arguments, PyOb
     self->write_value = (int (*)(void *, uint64_t, uint32_t, unsigned))(uintptr_t)write_value;
     self->context = (void *)(uintptr_t)context;
     self->pointer = pointer;
+    self->status = status;
     self->current_stream = Py_NewRef(current_stream);
     self->device = Py_NewRef(device);
     return (PyObject *)self;

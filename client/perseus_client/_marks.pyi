@@ -22,6 +22,7 @@ class StreamWrite:
         write_value: int,
         context: int,
         pointer: int,
+        status: int,
         current_stream: Callable[[int], int],
         device: int,
         /,

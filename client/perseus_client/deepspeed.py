@@ -18,11 +18,13 @@ from perseus_client.framework import (
     Cell,
     RankWork,
     Unsupported,
+    capturing,
     csv_of,
     require_names,
     require_version,
     schedule_of,
 )
+from perseus_client.graphs import capture
 from perseus_core.rank import RankId
 
 NAME: Final = "deepspeed"
@@ -125,16 +127,21 @@ class _Hooks:
         def _exec_schedule(schedule: Any) -> Any:
             if not isinstance(schedule, self._schedule.TrainSchedule):
                 return original(schedule)  # evaluation
-            if self._attachment.refuse_graph() or not self._attachment.active:
+            if not self._attachment.active:
                 return original(schedule)
-            self._attachment.follow(schedule.micro_batches, lambda: self._describe(schedule))
+            captured = capturing()
+            if not captured:
+                self._attachment.follow(schedule.micro_batches, lambda: self._describe(schedule))
             self._done = {"forward": 0, "backward": 0}
             self._running = True
             try:
+                if captured:
+                    return capture(self._attachment, lambda: original(schedule))
                 return original(schedule)
             finally:
                 self._running = False
-                self._attachment.session.step_end()
+                if not captured:
+                    self._attachment.session.step_end()
 
         self._attachment.replace(self._engine, "_exec_schedule", _exec_schedule)
 

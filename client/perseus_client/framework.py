@@ -46,6 +46,8 @@ class Cell(NamedTuple):
 
 
 Schedule = list[tuple[str | int, int, int]]
+STEP: Final = ("step", 0, 0)
+"""The instruction of an iteration that is marked as a whole."""
 
 
 class RankWork(NamedTuple):
@@ -170,6 +172,8 @@ class Attachment:
         self.active = False
         """Whether hooks are in place. False without an agent, or if the framework cannot be followed."""
         self._framework = framework
+        self.whole = False
+        """Whether iterations are marked as a whole, since their instructions are not seen."""
         self._options = options
         self._undo: list[Callable[[], None]] = []
         self._shape: Hashable = None
@@ -192,30 +196,27 @@ class Attachment:
         options = {**self._options, "joined": joined} if joined else self._options
         self.session = perseus_client.connect(*rank, schedule, **options)
 
-    def refuse_graph(self) -> bool:
-        """Stop following if an iteration is being captured as a whole: its replays run no Python. True if it is.
-
-        A graph holds fixed values, so marks inside would write the same iteration again and again.
-        """
-        if not capturing():
-            return False
-        if self.active:
-            self._refuse(Unsupported("a CUDA graph of the whole iteration is captured, whose replays run no Python"))
-            self.detach()
-        return True
+    def mark_whole(self, why: str) -> None:
+        """Say that iterations are marked as a whole from now on; connect for that afterwards."""
+        log.info("perseus_client: %s: whole iterations are marked: %s", self._framework, why)
+        self.whole = True
 
     def follow(self, shape: Hashable, describe: Callable[[], RankWork]) -> None:
         """Begin an iteration; connect anew if its shape (such as its number of microbatches) differs from the last
         one's."""
         if shape != self._shape:
             self._shape = shape
-            try:
-                self.connect(*describe())
-            except Exception as error:  # noqa: BLE001 - nothing may reach the training code
-                self.session.close()
-                self.session = Session()
-                self._refuse(error)
+            self.connect_for(describe)
         self.session.step_begin()
+
+    def connect_for(self, describe: Callable[[], RankWork]) -> None:
+        """Connect with what this describes; where it raises, there are no energy plans."""
+        try:
+            self.connect(*describe())
+        except Exception as error:  # noqa: BLE001 - nothing may reach the training code
+            self.session.close()
+            self.session = Session()
+            self._refuse(error)
 
     def pause(self) -> None:
         """Disconnect from the agent, which returns the GPU to its default clocks, until ``follow`` is called again."""

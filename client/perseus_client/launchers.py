@@ -7,12 +7,14 @@ something says so, or nothing says that there are others: two processes with the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from perseus_client.framework import Unsupported
+from perseus_client.framework import STEP, RankWork, Unsupported
+from perseus_core.rank import RankId
 
 LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),  # torchrun, DeepSpeed, Ray Train, Accelerate, PyTorchJob
@@ -41,6 +43,16 @@ class _Said(NamedTuple):
     def __str__(self) -> str:
         total = f" of {self.size}" if self.size is not None else ""
         return f"{self.variable} is {'not set' if self.rank is None else self.rank}{total}"
+
+
+def whole_iterations() -> RankWork:
+    """What a rank executes whose iterations are marked as a whole: each rank is a pipeline of its own, so all GPUs get
+    one clock.
+
+    Raises:
+        Unsupported: as ``global_rank``.
+    """
+    return RankWork(RankId(global_rank(os.environ), 0), [STEP])
 
 
 def global_rank(environment: Mapping[str, str]) -> int:

@@ -11,15 +11,17 @@ and measure (``make bench ONLY=client``).
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from perseus_client.gpu_events import EventTimer
+from perseus_client.gpu_events import EventTimer, GraphEvents
 from perseus_client.gpu_marks import GpuMarks
 from perseus_core.instruction import Instruction
-from perseus_proto.channel import ChannelWriter, Faults
+from perseus_core.marks import MarkSource
+from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 
 try:
     from perseus_client import _marks
@@ -30,6 +32,8 @@ log = logging.getLogger("perseus_client")
 _OUT_OF_ORDER: Final = int(Faults.OUT_OF_ORDER)
 _UNTIMED: Final = int(Faults.UNTIMED)
 _UNKNOWN: Final = int(Faults.UNKNOWN_INSTRUCTION)
+MOST_LOST: Final = 16
+"""Replays from the first on whose times could not be read: then the host is ahead of the GPU as a rule."""
 
 
 class Marks(Protocol):
@@ -122,10 +126,46 @@ class PyMarks:
         return 0
 
 
+class Captured:
+    """An iteration that was captured into a CUDA graph, and whose replays are followed.
+
+    Replays run no Python: their marks are nodes of the graph, which write to the memory of the agent of that time, and
+    their times are those of the graph's events.
+    """
+
+    __slots__ = ("_marks", "events", "words")
+
+    def __init__(self, marks: TimedMarks, events: GraphEvents, words: memoryview[int] | None) -> None:
+        """``words``: the memory to which the nodes write; None: none do."""
+        self._marks = marks
+        self.events = events
+        self.words = words
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times can be read, as far as is known."""
+        return self.events.lost < MOST_LOST
+
+    def open(self, writer: ChannelWriter, iteration: int) -> None:
+        """A replay begins, as ``Marks.open``."""
+        self._marks.open(writer, iteration, self)
+
+
 class TimedMarks:
     """Marks in the GPU's time: the GPU writes as it passes them, where it can, and its events fill the record later."""
 
-    __slots__ = ("_clock_ns", "_gpu", "_logged", "_marks", "_timer", "_writer")
+    __slots__ = (
+        "_clock_ns",
+        "_flawed",
+        "_gpu",
+        "_logged",
+        "_marks",
+        "_nodes_in",
+        "_replayed",
+        "_scratch",
+        "_timer",
+        "_writer",
+    )
 
     def __init__(
         self,
@@ -141,22 +181,60 @@ class TimedMarks:
         self._clock_ns = clock_ns
         self._writer: ChannelWriter | None = None
         self._logged = False
+        self._replayed: Captured | None = None
+        """What is replayed in the step that is open."""
+        self._scratch: ChannelWriter | None = None
+        """Memory that nobody reads, for the marks of an iteration that is captured and does not run."""
+        self._flawed = 0
+        """Faults of marks since a capture began."""
+        self._nodes_in: memoryview[int] | None = None
+        """The memory to which the nodes of the graph write that is captured."""
 
     @property
     def next(self) -> int:
-        return self._marks.next
+        return self._marks.next if self._replayed is None else self._timer.last_boundary // 2
 
     @property
     def ended(self) -> int:
         return self._marks.ended
 
-    def open(self, writer: ChannelWriter, iteration: int, /) -> None:
+    def capture_begin(self, writer: ChannelWriter) -> None:
+        """An iteration is captured from here on. Its marks become nodes of the graph, which write to this writer's
+        memory when it is replayed."""
+        if self._scratch is None:
+            self._scratch = _scratch_writer(self._timer.last_boundary // 2)
+        words = writer.words if self._gpu is not None and self._gpu.open_graph(writer) else None
+        self._marks.open(self._scratch, 0)
+        self._timer.capture_begin()
+        self._flawed, self._nodes_in = 0, words
+        self._writer = self._scratch
+
+    def capture_end(self) -> Captured | None:
+        """It has been captured. None: not every instruction of the schedule was marked, in its order."""
+        if self._writer is None or self._writer is not self._scratch:
+            return None
+        words, self._nodes_in = self._nodes_in, None
+        if words is not None and self._gpu is not None and not self._gpu.close_graph():
+            words = None
+        events = self._timer.capture_end()
+        flawed = self._flawed
+        self.close()
+        return None if events is None or flawed else Captured(self, events, words)
+
+    def open(self, writer: ChannelWriter, iteration: int, replayed: Captured | None = None, /) -> None:
         gpu = self._gpu
+        if replayed is not None:
+            self._collect(writer)  # before their events are recorded anew
         if gpu is not None:
             gpu.open(writer, iteration)  # before the step says whose time it is in
+            if replayed is not None and replayed.words is not writer.words and writer.source is MarkSource.GPU:
+                gpu.close()
+                writer.source = MarkSource.EVENTS
         self._marks.open(writer, iteration)
         # Afterwards: a record whose first instruction began before the step is rejected.
-        self._timer.step_begin(iteration, self._clock_ns() // 1000)
+        self._replayed = replayed
+        events = None if replayed is None else replayed.events
+        self._timer.step_begin(iteration, self._clock_ns() // 1000, events)
         if gpu is not None:
             gpu.mark(0)
         self._writer = writer
@@ -175,11 +253,16 @@ class TimedMarks:
         if self._gpu is not None:
             self._gpu.mark(self._timer.last_boundary)
         self.close()
+        self._collect(writer)
+
+    def _collect(self, writer: ChannelWriter) -> None:
+        """Fill the records of past iterations whose times are known by now."""
         for late in self._timer.collect(self._clock_ns() // 1000):
-            writer.fill(late.iteration, late.begin_us, late.end_us, late.times_us, late.faults)
+            times = late.begin_us, late.end_us, late.times_us
+            writer.fill(late.iteration, *times, late.faults, at_once=late.replayed)
 
     def close(self) -> None:
-        self._writer = None
+        self._writer = self._replayed = None
         if self._gpu is not None:
             self._gpu.close()
         self._marks.close()
@@ -188,6 +271,7 @@ class TimedMarks:
         if self._writer is None:
             return 0
         faults = self._marks.begin(kind, microbatch, chunk)
+        self._flawed |= faults
         if not faults & _UNKNOWN:
             index = self._marks.next - 1
             if self._gpu is not None:  # outside of what the events time
@@ -199,6 +283,7 @@ class TimedMarks:
         if self._writer is None:
             return 0
         faults = self._marks.end(kind, microbatch, chunk)
+        self._flawed |= faults
         if not faults:
             index = self._marks.ended
             self._timer.end(index)
@@ -213,3 +298,12 @@ class TimedMarks:
                 "perseus_client: a step that begins or ends while a CUDA graph is captured is not timed: its marks "
                 "would become a part of the graph"
             )
+
+
+def _scratch_writer(instructions: int) -> ChannelWriter:
+    """A writer whose memory nobody reads."""
+    reader = ChannelReader.create(instructions)
+    try:
+        return ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), instructions)
+    finally:
+        reader.close()

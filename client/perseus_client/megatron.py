@@ -6,8 +6,9 @@ up: the three that run an iteration, and those that run a microbatch forward and
 file of Megatron is touched. Iterations without backward (evaluation) are not recorded; communication between stages is
 outside of all marks; a backward contains its recomputation. Megatron is imported only inside ``attach``.
 
-Where Python does not see the instructions, the whole iteration is marked as a step, as in loops without a pipeline: all
-ranks then hold one clock. So it is with a CUDA graph of the full iteration, whose replays run no Python.
+An iteration that Megatron captures into one CUDA graph is followed through its replays (``perseus_client.graphs``).
+Where its order cannot be known, the whole iteration is marked as a step, as in loops without a pipeline: all ranks then
+hold one clock.
 
 Megatron-LM may benchmark all ranks between iterations (``--gpu-sniff-test-interval``) and names those that are slower
 than the others. That runs at default clocks, so that a stage with a low planned clock is not taken for a sick GPU.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import sys
 import time
 from collections import Counter
@@ -26,10 +26,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from perseus_client.framework import (
+    STEP,
     Attachment,
     Cell,
     RankWork,
     Schedule,
+    capturing,
     csv_of,
     joined_of,
     log,
@@ -38,7 +40,8 @@ from perseus_client.framework import (
     require_version,
     schedule_of,
 )
-from perseus_client.launchers import global_rank
+from perseus_client.graphs import capture
+from perseus_client.launchers import whole_iterations
 from perseus_core.rank import RankId
 
 NAME: Final = "megatron-core"
@@ -53,8 +56,6 @@ _ITERATIONS: Final = (
 )
 _COMBINED: Final = "megatron.core.pipeline_parallel.combined_1f1b"
 _COMBINED_STEP: Final = "combined_forward_backward_step"
-_GRAPHS: Final = "megatron.core.full_cuda_graph"
-_STEP: Final = ("step", 0, 0)
 _RANK_CHECK: Final = "megatron.training.gpu_sniff_test"
 _RANK_CHECK_FUNCTION: Final = "run_sniff_tests"
 SETTLE_S: Final = 0.1
@@ -87,7 +88,6 @@ def attach(**options: Any) -> Attachment:
         require_names(NAME, schedules, *_ITERATIONS, "forward_step", "backward_step", "get_schedule_table")
         hooks = _Hooks(attachment, schedules)
         hooks.hook_combined(_module(_COMBINED))
-        hooks.hook_graphs(_module(_GRAPHS))
         hook_rank_check(attachment)
 
     return attachment.prepare(hook)
@@ -177,8 +177,6 @@ def whole_because(config: Any, groups: Any) -> str:
         config: of the model, as Megatron's ``get_model_config`` returns it.
         groups: the process groups given to the iteration, or None.
     """
-    if _full_iteration_graph(config):
-        return "replays of a CUDA graph of the full iteration run no Python"
     if getattr(config, "hybrid_context_parallel", False):
         return "with hybrid_context_parallel the order of microbatches follows from their lengths"
     if "MultiModule" in type(groups).__name__:
@@ -193,8 +191,6 @@ class _Hooks:
         self._attachment = attachment
         self._schedules = schedules
         self._running = False
-        self._whole = ""
-        """Why the iteration that runs is marked as a whole, if it is."""
         self._seen = False
         """Whether an iteration has run through these hooks, or it was logged that none does."""
         self._forwards: Counter[int] = Counter()
@@ -209,42 +205,43 @@ class _Hooks:
             require_names(NAME, module, _COMBINED_STEP)
             self._attachment.replace(module, _COMBINED_STEP, self._wrap_combined(getattr(module, _COMBINED_STEP)))
 
-    def hook_graphs(self, module: Any) -> None:
-        """Mark what replays iterations, which calls the iteration's function only before; ``module``: as above."""
-        if module is not None:
-            require_names(NAME, module, "FullCudaGraphWrapper")
-            graphs = module.FullCudaGraphWrapper
-            self._attachment.replace(graphs, "__call__", self._wrap_iteration(graphs.__call__))
-
     def _wrap_iteration(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def iteration(*args: Any, **kwargs: Any) -> Any:
-            if self._running or kwargs.get("forward_only"):  # one that is captured runs within one that replays
+            if self._running or kwargs.get("forward_only") or not self._attachment.active:
                 return original(*args, **kwargs)
-            if self._attachment.refuse_graph() or not self._attachment.active:
-                return original(*args, **kwargs)
+            if capturing():
+                return self._capture(functools.partial(original, *args, **kwargs))
             microbatches, model = kwargs.get("num_microbatches"), kwargs.get("model")
             groups = kwargs.get("pg_collection")
             self._attachment.follow(microbatches, lambda: self._describe(microbatches, model, groups))
             session = self._attachment.session
             self._running = self._seen = True
             self._forwards.clear()
-            if self._whole:
-                session.instruction_begin(*_STEP)
+            if self._attachment.whole:
+                session.instruction_begin(*STEP)
             try:
                 return original(*args, **kwargs)
             finally:
                 self._running = False
-                if self._whole:
+                if self._attachment.whole:
                     session.instruction_end()
                 session.step_end()
 
         return iteration
 
+    def _capture(self, iteration: Callable[[], Any]) -> Any:
+        self._running = self._seen = True
+        self._forwards.clear()
+        try:
+            return capture(self._attachment, iteration)
+        finally:
+            self._running = False
+
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._running or self._whole:  # evaluation
+            if not self._running or self._attachment.whole:  # evaluation
                 return original(*args, **kwargs)
             chunk = self._chunk(kwargs)
             microbatch = kwargs.get("current_microbatch")
@@ -267,7 +264,7 @@ class _Hooks:
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             if not self._running:
                 self._missed()
-            if not self._running or self._whole:
+            if not self._running or self._attachment.whole:
                 return original(*args, **kwargs)
             microbatch, chunk = _tag_of(args[1] if len(args) > 1 else kwargs.get("output_tensor"))
             session = self._attachment.session
@@ -284,7 +281,7 @@ class _Hooks:
 
         @functools.wraps(original)
         def combined_forward_backward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._running or self._whole:
+            if not self._running or self._attachment.whole:
                 return original(*args, **kwargs)
             passed = signature.bind(*args, **kwargs).arguments
             forward = int(passed.get("current_microbatch") or 0), int(passed.get("f_model_chunk_id") or 0)
@@ -329,23 +326,16 @@ class _Hooks:
         """What this rank executes in an iteration of so many microbatches."""
         chunks = len(model) if isinstance(model, list) else 1
         config = self._schedules.get_model_config(model[0] if isinstance(model, list) else model)
-        self._whole = whole_because(config, groups)
-        if self._whole:
-            log.info("perseus_client: %s: whole iterations are marked: %s", NAME, self._whole)
-            return RankWork(RankId(global_rank(os.environ), 0), [_STEP])
+        why = whole_because(config, groups)
+        self._attachment.whole = False
+        if why:
+            self._attachment.mark_whole(why)
+            return whole_iterations()
         rank, stages = _rank_id(self._schedules.parallel_state, groups)
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
         overlap = bool(getattr(config, "overlap_moe_expert_parallel_comm", False))
         row = _row(self._schedules, rank.stage, _Shape(stages, int(microbatches), chunks, group, overlap))
         return RankWork(rank, schedule_of(row), joined_of(row))
-
-
-def _full_iteration_graph(config: Any) -> bool:
-    """Whether training replays whole iterations; in some versions the scope is a list, of enums or of strings."""
-    implementation, scope = getattr(config, "cuda_graph_impl", None), getattr(config, "cuda_graph_scope", None)
-    on = implementation not in (None, "none") or getattr(config, "enable_cuda_graph", False)
-    names = [getattr(one, "name", one) for one in (scope if isinstance(scope, list | tuple) else [scope])]
-    return bool(on and "full_iteration" in (implementation, *names))
 
 
 def _tag(result: Any, name: tuple[int, int]) -> None:

@@ -14,7 +14,7 @@ import weakref
 from typing import Final
 
 from perseus_client.connector import Connector
-from perseus_client.marks import Marks
+from perseus_client.marks import Captured, Marks, TimedMarks
 from perseus_proto.channel import ChannelWriter, Faults
 
 log = logging.getLogger("perseus_client")
@@ -89,6 +89,25 @@ class Session:
             chunk: of the stage, from 0.
         """
 
+    def capture_begin(self) -> None:
+        """An iteration is captured into a CUDA graph from here on, between two iterations: mark its instructions as in
+        one that runs."""
+
+    def capture_end(self) -> Captured | None:
+        """It has been captured.
+
+        Returns:
+            What ``replay_begin`` takes. None: its instructions cannot be followed.
+        """
+        return None
+
+    def replay_begin(self, captured: Captured) -> None:
+        """Mark the begin of an iteration that is a replay, as ``step_begin``; its instructions are not marked again."""
+
+    def sees(self, captured: Captured | None) -> bool:  # noqa: ARG002 - the live session's
+        """Whether the instructions of replays can be followed."""
+        return False
+
     def step(self) -> contextlib.AbstractContextManager[object]:
         """Return a context manager that calls ``step_begin`` and ``step_end`` around a block."""
         return _NOTHING
@@ -147,6 +166,12 @@ class LiveSession(Session):
         return self._connector.wait(timeout_s)
 
     def step_begin(self) -> None:
+        self._begin_step(self._marks)
+
+    def replay_begin(self, captured: Captured) -> None:
+        self._begin_step(captured)
+
+    def _begin_step(self, marks: Marks | Captured) -> None:
         try:
             if self._at_default is not None:
                 self._end_default_clocks()
@@ -156,7 +181,7 @@ class LiveSession(Session):
             self._faults = 0
             writer = self._connector.writer
             if writer is not None:
-                self._marks.open(writer, self._iteration)
+                marks.open(writer, self._iteration)
             self._writer = writer
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
@@ -183,6 +208,24 @@ class LiveSession(Session):
                 self._finish_step(0)
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
+
+    def capture_begin(self) -> None:
+        try:
+            writer = self._connector.writer
+            if writer is not None and self._writer is None and isinstance(self._marks, TimedMarks):
+                self._marks.capture_begin(writer)
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def capture_end(self) -> Captured | None:
+        try:
+            return self._marks.capture_end() if isinstance(self._marks, TimedMarks) else None
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+            return None
+
+    def sees(self, captured: Captured | None) -> bool:
+        return captured is not None and captured.timed
 
     def step(self) -> contextlib.AbstractContextManager[object]:
         return _Step(self)

@@ -7,6 +7,7 @@ the last stage ends when the loss is computed. ``eval`` is not recorded. torch i
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -19,6 +20,7 @@ from perseus_client.framework import (
     Cell,
     Schedule,
     Unsupported,
+    capturing,
     csv_of,
     joined_of,
     one_f_one_b_row,
@@ -27,6 +29,7 @@ from perseus_client.framework import (
     require_version,
     schedule_of,
 )
+from perseus_client.graphs import capture
 from perseus_core.rank import RankId
 
 NAME: Final = "torch.distributed.pipelining"
@@ -263,8 +266,10 @@ class _Hooks:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             # eval(), or no loss: it walks the same order, but computes no gradient
-            if not schedule._has_backward or self._attachment.refuse_graph():
+            if not schedule._has_backward or not self._attachment.active:
                 return original(*args, **kwargs)
+            if capturing():
+                return capture(self._attachment, functools.partial(original, *args, **kwargs))
             session.step_begin()
             try:
                 return original(*args, **kwargs)

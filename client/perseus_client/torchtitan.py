@@ -1,14 +1,11 @@
 """One line for torchtitan: ``perseus_client.torchtitan.attach(trainer)`` before ``trainer.train()``.
 
-What is marked depends on what torchtitan captures into CUDA graphs, which run no Python when they are replayed:
-
 * No pipeline stages: whole steps. The trainer's ``train_step`` is wrapped: one call is one step of the optimizer, over
   all microbatches that it accumulates. Validation and checkpoints lie outside. A graph of the passes lies inside.
-* Pipeline stages whose schedule torchtitan runs from Python: every instruction, as
-  ``perseus_client.torch_pipelining`` marks them.
-* Pipeline stages whose forward and backward passes torchtitan captures as one graph, as it does by default since
-  September 2026 where a rank has one stage: whole steps, all at one clock. It is decided before the first step, since
-  the steps before the capture run from Python and would declare instructions that later nobody sees.
+* Pipeline stages: every instruction, as ``perseus_client.torch_pipelining`` marks them; also where torchtitan captures
+  the forward and backward passes of all microbatches into one CUDA graph, as it does by default since September 2026
+  where a rank has one stage (``perseus_client.graphs``).
+* Pipeline stages whose schedule cannot be followed: whole steps.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ def attach(trainer: Any, **options: Any) -> Attachment:
 
         @functools.wraps(train_step)
         def followed_step(*args: Any, **kwargs: Any) -> Any:
-            if pipeline.active:  # until it sees a capture
+            if pipeline.active:
                 return train_step(*args, **kwargs)
             attachment.begin()
             result = train_step(*args, **kwargs)  # a step that is cancelled stays open, and is not used
@@ -72,19 +69,9 @@ def attach(trainer: Any, **options: Any) -> Attachment:
 
 
 def _follow_pipeline(engine: Any, options: dict[str, Any]) -> Attachment:
-    """Mark each instruction of the schedule; inactive where Python does not see them."""
-    if _captured(engine):
-        log.info("perseus_client: %s: whole steps are marked: the passes of all stages are one CUDA graph", NAME)
-        return Attachment(NAME, {})
+    """Mark each instruction of the schedule; inactive where it cannot be followed."""
     require_names(NAME, engine, "pp_schedule")
     pipeline = torch_pipelining.attach(engine.pp_schedule, **options)
     if not pipeline.active:
         log.info("perseus_client: %s: whole steps are marked instead of instructions", NAME)
     return pipeline
-
-
-def _captured(engine: Any) -> bool:
-    """Whether the function that runs the schedule is replaced by one that captures it: only then is it another than
-    the engine's own method."""
-    body = getattr(engine, "forward_backward_body_fn", None)
-    return body is not None and body != getattr(engine, "_pp_forward_backward_body", None)

@@ -22,6 +22,7 @@ from perseus_proto.channel_layout import (
     FAULTS,
     GPU_MARK,
     GPU_MARK_BYTE,
+    GRAPH_MARK_BYTE,
     HOST_BEGIN,
     ITERATION_BITS,
     LAYOUT_VERSION,
@@ -56,6 +57,7 @@ from perseus_proto.sealed_memory import Bell, create_memory, map_memory
 
 __all__ = [
     "GPU_MARK_BYTE",
+    "GRAPH_MARK_BYTE",
     "MAX_DURATION_US",
     "MAX_ITERATION",
     "MAX_LEAD_US",
@@ -172,7 +174,9 @@ class ChannelWriter:
         """End the step, but leave its record open for ``fill``: its times are not known yet."""
         self._here[0] = 0x4000000
 
-    def fill(self, iteration: int, begin_us: int, end_us: int, times_us: list[int], faults: int = 0) -> None:
+    def fill(
+        self, iteration: int, begin_us: int, end_us: int, times_us: list[int], faults: int = 0, *, at_once: bool = False
+    ) -> None:
         """Close the record of a past iteration with the GPU's times, which came late.
 
         Args:
@@ -180,12 +184,14 @@ class ChannelWriter:
             begin_us, end_us: when the GPU began and ended the step, µs.
             times_us: begin and end of each instruction in turn, µs; 2n of them.
             faults: of ``Faults``.
+            at_once: the host launched all instructions when the step began, and marked none of them: a CUDA graph.
         """
         record = self._records[iteration % SLOTS]
         hosts = TIMES + len(times_us)
         if record[SEQUENCE] == 2 * iteration + 1 and len(times_us) == 2 * (self._last + 1):
             record[HOST_BEGIN] = record[BEGIN]
-            record[hosts:] = record[TIMES:hosts:2]
+            launched = memoryview(record[BEGIN].to_bytes(8, "little") * (self._last + 1)).cast("Q")
+            record[hosts:] = launched if at_once else record[TIMES:hosts:2]
             record[BEGIN] = begin_us
             record[TIMES:hosts] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
             record[ENDED] = self._last + 1
@@ -298,7 +304,8 @@ class ChannelReader:
         """Where the GPU is: (iteration, boundary passed last), as in ``gpu_mark_value``. None where the marks do not
         say it, nothing has been marked yet, or the memory is invalid.
         """
-        mark: int = self._words[GPU_MARK] & 0xFFFFFFFF  # before the host's position, which is ahead of it
+        word: int = self._words[GPU_MARK]  # before the host's position, which is ahead of it
+        mark, in_graph = word & 0xFFFFFFFF, word >> 32
         source, position = self.mark_source(), self.position()
         last = 2 * self.instructions + 1
         if position.phase is Phase.NONE:
@@ -313,7 +320,7 @@ class ChannelReader:
         boundary = mark & (1 << BOUNDARY_BITS) - 1
         if source is not MarkSource.GPU or iteration < 0 or boundary > last:
             return None
-        return iteration, boundary
+        return iteration, max(boundary, in_graph) if in_graph <= last else boundary
 
     def ended(self, iteration: int) -> int:
         """The instruction of this iteration that has ended and is followed by none yet; −1 if the rank is anywhere else

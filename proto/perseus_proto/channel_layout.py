@@ -16,6 +16,8 @@ by itself.
                    half, so it is never torn
     word  9      begin of the current step, µs                      rank
     word  16     GPU mark, in its lower half: where the GPU is       the GPU, by a stream memory write, or the rank
+                 graph mark, in its upper half: where it is in an    the GPU, by nodes of the graph
+                   iteration that is one CUDA graph; 0: in none
     word  24…    wake map, one byte per instruction                 agent
     then         SLOTS records of one iteration each                rank
                    sequence, begin µs, end µs, faults, ended, source, host's begin µs, 1 spare,
@@ -25,6 +27,10 @@ Every word has one writer. The GPU mark has a cache line of its own: a store of 
 of the processor, and the rank's marks must not pay for that. It is one number of 32 bits: the iteration modulo 4,096 in
 the upper 12, the boundary passed last in the lower 20. Boundary 0 is the begin of the step, 2k + 1 and 2k + 2 are begin
 and end of instruction k, 2n + 1 is the end of the step. It holds no time: the agent knows when it looked.
+
+A node of a CUDA graph writes the same number at every replay, so it cannot say the iteration. It writes the boundary
+alone, as the graph mark. Before a replay the stream sets that to 0 and then writes the GPU mark of the step's begin,
+after it the GPU mark of the step's end. So the further of both boundaries is where the GPU is.
 
 A mark stores the host's time. Where the GPU's times come later, ``fill`` keeps what the host marked in the last part of
 the record and stores the GPU's in its place, so both are there and the marks cost nothing more.
@@ -72,6 +78,8 @@ _PART: Final = 4_096
 """Instructions of a record that are read at once: in 2 ms, of which other threads cannot run for 0.3."""
 GPU_MARK_BYTE: Final = 8 * 16
 """Where in the memory the GPU writes its mark, 32 bits; within its first page."""
+GRAPH_MARK_BYTE: Final = GPU_MARK_BYTE + 4
+"""Where a node of a CUDA graph writes the boundary that it marks, 32 bits."""
 
 MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
 SILENT_FROM: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache

@@ -160,6 +160,8 @@ class Timetable:
             now_us: when it was seen.
         """
         passed = min(max(boundaries, 0), self._boundaries)
+        if iteration == self._iteration:  # a graph that is replayed again marks the same boundaries again
+            passed = max(passed, self._passed or 0)
         went_on = (iteration, passed) != (self._iteration, self._passed)
         before_us = -math.inf if self._passed is None else self._seen_us
         since = self._passed or 0 if iteration == self._iteration else 0

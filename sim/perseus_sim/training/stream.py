@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perseus_client.gpu_marks import Write
+from perseus_client.gpu_marks import DriverError, Write
 from perseus_core.units import us_from_ns
 from perseus_sim.training.rank import JobLost
 
@@ -120,7 +120,10 @@ class StreamDriver:
     def probe(self, pointer: int, value: int) -> None:
         _store(pointer, value)
 
-    def writer(self, pointer: int) -> Write:
+    def probe_graph(self, pointer: int, value: int) -> None:  # noqa: ARG002
+        raise DriverError("a simulated stream is never captured")
+
+    def writer(self, pointer: int, in_graph: bool = False) -> Write:  # noqa: ARG002
         def write(value: int) -> int:
             self.stream.put(lambda: _store(pointer, value))
             return 0

@@ -1,5 +1,5 @@
-"""Marks that the GPU writes: in the order of the stream, never into a graph, and never at the cost of training. The
-driver here is a double, of compiled functions as the real one's."""
+"""Marks that the GPU writes: in the order of the stream, never into a graph of less than an iteration, and never at the
+cost of training. The driver here is a double, of compiled functions as the real one's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from perseus_client.gpu_events import EventTimer
 from perseus_client.gpu_marks import PROBE, SKIPPED, CudaDriver, DriverError, GpuMarks
 from perseus_client.marks import TimedMarks, make_marks
 from perseus_core.marks import MarkSource
-from perseus_proto.channel import GPU_MARK_BYTE, ChannelReader, ChannelWriter, Faults, gpu_mark_value
+from perseus_proto.channel import GPU_MARK_BYTE, GRAPH_MARK_BYTE, ChannelReader, ChannelWriter, Faults, gpu_mark_value
 from perseus_proto.hello import make_schedule
 
 N = 3
 LAST = 2 * N + 1
 SCHEDULE = make_schedule([("forward", microbatch, 0) for microbatch in range(N)])
-NOT_SUPPORTED, INVALID_VALUE, UNSAFE_IN_CAPTURE = 801, 1, 900
+NOT_SUPPORTED, INVALID_VALUE, UNSAFE_IN_CAPTURE, IMPLICIT = 801, 1, 900, 906
 CONTEXT, OTHER_CONTEXT = 0xC0, 0xC1
 DISTANCE = 1 << 40
 """Between an address of the host and the GPU's of the same memory."""
@@ -48,6 +48,12 @@ class Library:
         self.streams: dict[int, list[tuple[int, int]]] = {0: []}
         """Of each stream: the writes that wait."""
         self.idle: set[int] = set()
+        self.nodes: list[tuple[int, int]] = []
+        """Of the graph that training captures: the writes, in their order."""
+        self.captures: dict[int, list[tuple[int, int]]] = {}
+        """Of each stream that is captured apart from training."""
+        self.graphs: dict[int, list[tuple[int, int]]] = {}
+        """Those that are not destroyed, and what was instantiated of them."""
         self.calls: list[str] = []
         out, handle, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint
         self._add("cuCtxGetCurrent", self._get_context, out)
@@ -59,6 +65,13 @@ class Library:
         self._add("cuStreamDestroy_v2", lambda _: 0, handle)
         self._add("cuStreamIsCapturing", self._is_capturing, handle, out)
         self._add("cuStreamWriteValue32_v2", self._write, handle, ctypes.c_uint64, ctypes.c_uint32, number)
+        self._add("cuStreamBeginCapture_v2", self._begin_capture, handle, ctypes.c_int)
+        self._add("cuStreamEndCapture", self._end_capture, handle, out)
+        self._add("cuGraphGetNodes", self._count_nodes, handle, out, out)
+        self._add("cuGraphInstantiateWithFlags", self._instantiate, out, handle, ctypes.c_ulonglong)
+        self._add("cuGraphLaunch", self._launch, handle, handle)
+        self._add("cuGraphExecDestroy", self._destroy, handle)
+        self._add("cuGraphDestroy", self._destroy, handle)
 
     @property
     def cuStreamWriteValue32(self) -> object:
@@ -112,17 +125,56 @@ class Library:
         ctypes.c_void_p.from_address(out).value = handle
         return 0
 
+    def _begin_capture(self, stream: int | None, mode: int) -> int:
+        assert mode == 2, "calls of other threads would fail while this stream is captured"
+        if stream not in self.idle or stream in self.captures:
+            return INVALID_VALUE
+        self.captures[stream] = []
+        return 0
+
+    def _end_capture(self, stream: int | None, out: int) -> int:
+        if stream not in self.captures:
+            return INVALID_VALUE
+        self.graphs[1000 + len(self.calls)] = self.captures.pop(stream)
+        ctypes.c_void_p.from_address(out).value = list(self.graphs)[-1]
+        return 0
+
+    def _count_nodes(self, graph: int | None, nodes: int | None, out: int) -> int:
+        assert nodes is None
+        ctypes.c_size_t.from_address(out).value = len(self.graphs[graph or 0])
+        return 0
+
+    def _instantiate(self, out: int, graph: int | None, flags: int) -> int:
+        assert flags == 0
+        self.graphs[1000 + len(self.calls)] = self.graphs[graph or 0]
+        ctypes.c_void_p.from_address(out).value = list(self.graphs)[-1]
+        return 0
+
+    def _launch(self, launched: int | None, stream: int | None) -> int:
+        if launched not in self.graphs or stream not in self.idle or stream in self.captures:
+            return INVALID_VALUE
+        self.streams[stream] += self.graphs[launched]
+        return 0
+
+    def _destroy(self, graph: int | None) -> int:
+        return INVALID_VALUE if self.graphs.pop(graph or 0, None) is None else 0
+
     def _is_capturing(self, stream: int | None, out: int) -> int:
+        if self.capturing and not stream and self.stream:
+            return IMPLICIT  # the legacy stream, while another is captured
         ctypes.c_int.from_address(out).value = int(self.capturing and (stream or 0) == self.stream)
         return 0
 
     def _write(self, stream: int | None, pointer: int, value: int, flags: int) -> int:
         handle = stream or 0
         assert flags == 0
-        assert not (self.capturing and handle == self.stream), "a write became a part of a graph"
         if not any(a <= pointer - DISTANCE < a + length for a, length in self.registered.items()):
             return INVALID_VALUE
-        self.streams[handle].append((pointer, value))
+        into = self.captures.get(handle, self.streams[handle])
+        if self.capturing and handle == self.stream:
+            assert pointer % 8 == GRAPH_MARK_BYTE % 8, "an iteration's number became a part of a graph"
+            into = self.nodes
+        into.append((pointer, value))
         return 0
 
 
@@ -231,9 +283,11 @@ def test_until_the_gpu_has_been_seen_to_write_its_events_are_the_source(library:
     rank.step()
     assert rank.reader.mark_source() is MarkSource.EVENTS
     assert rank.reader.gpu_position() is None
+    page = next(iter(library.registered)) + DISTANCE
     assert [writes for writes in library.streams.values() if writes] == [
-        [(next(iter(library.registered)) + DISTANCE + GPU_MARK_BYTE, PROBE)]
+        [(page + byte, PROBE)] for byte in (GPU_MARK_BYTE, GRAPH_MARK_BYTE)
     ]
+    assert not library.graphs, "the graph that was tried out is still there"
     library.run()
     rank.step()
     assert rank.reader.mark_source() is MarkSource.GPU
@@ -288,6 +342,7 @@ def test_marks_inside_a_captured_graph_are_neither_written_nor_guessed(rank: Ran
         rank.library.capturing = rank.gpu.capturing = first <= boundary <= last
 
     rank.step(capture)
+    assert not rank.library.nodes
     rank.library.run()
     assert rank.reader.gpu_position() == (0, LAST)
     record = rank.reader.drain_iteration()

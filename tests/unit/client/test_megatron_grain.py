@@ -1,4 +1,4 @@
-"""What Megatron's iterations are marked by: overlapped actions, and whole iterations where replays run no Python.
+"""What Megatron's iterations are marked by: overlapped actions, and graphs of whole iterations through their replays.
 
 The stand-in calls the hooked functions by their names in their modules, with the arguments of Megatron-Core 0.16. The
 real ones run in ``tests/frameworks``.
@@ -41,6 +41,8 @@ class Recorder(Attachment):
             step_end=lambda: self.marks.append("]"),
             instruction_begin=lambda kind, microbatch, chunk: self.marks.append(f"{kind[0]}{microbatch}.{chunk}<"),
             instruction_end=self._end,
+            capture_begin=lambda: self.marks.append("captured"),
+            capture_end=lambda: self.marks.append("."),
         )
 
     def _end(self, kind: str = "", microbatch: Any = "", chunk: Any = "") -> None:
@@ -51,10 +53,9 @@ class Recorder(Attachment):
 
 
 class Megatron:
-    """One stage, one chunk, and the overlap of its microbatches; then a graph that replays iterations."""
+    """One stage, one chunk, and the overlap of its microbatches."""
 
     def __init__(self, **config: Any) -> None:
-        self.replayed = False
         self.combined = SimpleNamespace(combined_forward_backward_step=self._step)
         self.schedules = SimpleNamespace(
             forward_step=None,
@@ -65,14 +66,6 @@ class Megatron:
         )
         for name in megatron._ITERATIONS:
             setattr(self.schedules, name, self._iteration)
-        megatron_of_this = self
-
-        class FullCudaGraphWrapper:
-            def __call__(self, *_: Any, **kwargs: Any) -> None:
-                if not megatron_of_this.replayed:
-                    megatron_of_this.run(**kwargs)
-
-        self.graphs = SimpleNamespace(FullCudaGraphWrapper=FullCudaGraphWrapper)
 
     def run(self, **kwargs: Any) -> None:
         self.schedules.forward_backward_no_pipelining(**kwargs)
@@ -110,7 +103,6 @@ def attach() -> Iterator[Callable[[Megatron], Recorder]]:
         recorder = Recorder()
         hooks = megatron._Hooks(recorder, stand_in.schedules)
         hooks.hook_combined(stand_in.combined)
-        hooks.hook_graphs(stand_in.graphs)
         attached.append(recorder)
         return recorder
 
@@ -135,31 +127,30 @@ def test_a_forward_and_a_backward_that_overlap_are_one_action(attach: Callable[[
     assert recorder.marks == ["[", *marked.split(), "]"]
 
 
-def test_an_iteration_that_is_captured_and_then_replayed_is_a_step_each_time(
+def test_an_iteration_that_is_captured_marks_its_instructions_into_the_graph(
     attach: Callable[[Megatron], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANK", "6")
-    stand_in = Megatron(cuda_graph_impl="local", cuda_graph_scope=["full_iteration"])
+    """One of an evaluation marks nothing. What the replays mark is in ``test_graphs``."""
+    stand_in = Megatron(overlap_moe_expert_parallel_comm=True, cuda_graph_impl="full_iteration")
     recorder = attach(stand_in)
-    graph = stand_in.graphs.FullCudaGraphWrapper()
-    for replayed in (False, False, True, True):
-        stand_in.replayed = replayed
-        graph(**ARGUMENTS)
-        graph(**ARGUMENTS, forward_only=True)
-    assert recorder.marks == ["[", "s0.0<", ">", "]"] * 4
-    assert recorder.described == [RankWork(RankId(6, 0, 0), [("step", 0, 0)])]
+    stand_in.run(**ARGUMENTS)
+    eager = recorder.marks[1:-1]
+    del recorder.marks[:]
+    monkeypatch.setattr(megatron, "capturing", lambda: True)
+    stand_in.run(**ARGUMENTS, forward_only=True)
+    assert not recorder.marks
+    stand_in.run(**ARGUMENTS)
+    assert recorder.marks == ["captured", *eager, "."]
+    assert len(recorder.described) == 1
 
 
 def test_detached_nothing_is_marked_and_all_is_as_before(attach: Callable[[Megatron], Recorder]) -> None:
     stand_in = Megatron()
-    originals = stand_in.combined.combined_forward_backward_step, stand_in.graphs.FullCudaGraphWrapper.__call__
+    original = stand_in.combined.combined_forward_backward_step
     recorder = attach(stand_in)
     recorder.session = Attachment("", {}).session
     recorder.detach()
-    assert (
-        stand_in.combined.combined_forward_backward_step,
-        stand_in.graphs.FullCudaGraphWrapper.__call__,
-    ) == originals
+    assert stand_in.combined.combined_forward_backward_step == original
     stand_in.run(**ARGUMENTS)
     assert recorder.marks == []
 
@@ -177,10 +168,12 @@ def test_of_nvidias_recipes_for_training_every_one_has_a_grain(recipes: Path) ->
                 continue
             config = SimpleNamespace(**{name: _setting(row[name]) for name in ("cuda_graph_impl", "cuda_graph_scope")})
             pipeline = "without stages" if row["pipeline"] in ("", "None", "1") else "stages"
-            grains[pipeline, "whole" if megatron.whole_because(config, None) else "instructions"] += 1
+            in_graph = "full_iteration" in (config.cuda_graph_impl, config.cuda_graph_scope, *config.cuda_graph_scope)
+            marked = "in a graph" if in_graph and config.cuda_graph_impl != "none" else "by Python"
+            grains[pipeline, "whole" if megatron.whole_because(config, None) else marked] += 1
     assert grains == {
-        ("stages", "instructions"): 154,
-        ("stages", "whole"): 21,
-        ("without stages", "instructions"): 188,
-        ("without stages", "whole"): 38,
+        ("stages", "by Python"): 154,
+        ("stages", "in a graph"): 21,
+        ("without stages", "by Python"): 188,
+        ("without stages", "in a graph"): 38,
     }

@@ -1,5 +1,5 @@
-"""What torchtitan's trainer is marked by: instructions where its schedule runs from Python, whole steps where a CUDA
-graph replays it, and never nothing.
+"""What torchtitan's trainer is marked by: the instructions of its stages, also where a CUDA graph replays them,
+else whole steps, and never nothing.
 
 The stand-ins have the attributes of torchtitan 0.3 and of its main branch of November 2026. The real 0.3 runs in
 ``tests/frameworks``.
@@ -129,9 +129,9 @@ def run(trainer: Any, steps: int = 4) -> Attachment:
 
 
 @pytest.mark.parametrize("of", [lambda engine: engine, apart], ids=["one object", "engine apart"])
-def test_passes_of_a_pipeline_in_one_graph_are_whole_steps_from_the_first(marks: list[str], of: Any) -> None:
+def test_passes_of_a_pipeline_in_one_graph_are_left_to_its_replays(marks: list[str], of: Any) -> None:
     run(of(Newer(stages=True, graphs=True)))
-    assert marks == STEPS, "also in the steps before the capture, which run from Python"
+    assert marks == ["[", "]"] * WARM_STEPS, "by the schedule; nothing is marked twice"
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_a_schedule_that_runs_from_python_has_instructions(marks: list[str]) -> 
     assert set(marks[8:]) == {"closed"}
 
 
-def test_a_capture_that_is_seen_later_leaves_whole_steps(marks: list[str]) -> None:
+def test_a_schedule_that_is_no_longer_followed_leaves_whole_steps(marks: list[str]) -> None:
     trainer = Newer(stages=True, graphs=False)
     attachment = run(trainer, steps=1)
     followed = trainer.pp_schedule.step
     schedule = next(cell.cell_contents for cell in followed.__closure__ if isinstance(cell.cell_contents, Attachment))
-    schedule.detach()  # as torch_pipelining does when it sees a capture
+    schedule.detach()
     del marks[:]
     for number in range(4):
         trainer.train_step(number)
