@@ -64,7 +64,7 @@ def follow(attachment: Any, step: Callable[[], Any], result: Path) -> None:
 
 
 def capture(attachment: Any, step: Callable[[], Any], result: Path) -> None:
-    """Make one iteration a graph, and replay it."""
+    """Make one iteration a graph, and replay it; the GPU has ended each replay when the next is launched."""
     lines = listen()
     attachment.session.wait_connected(30)
     side = torch.cuda.Stream()
@@ -76,8 +76,8 @@ def capture(attachment: Any, step: Callable[[], Any], result: Path) -> None:
         step()
     for _ in range(STEPS):
         graph.replay()
-    torch.cuda.synchronize()
-    result.write_text(json.dumps({"said": lines, "replayed": True}))
+        torch.cuda.synchronize()
+    result.write_text(json.dumps({"said": lines, "replays": STEPS}))
     attachment.detach()
 
 

@@ -145,12 +145,18 @@ def test_marks_and_leads_under_the_schedules_of_other_frameworks(run: Run, worke
     _all_leads_are_known(agent, variant)
 
 
-def test_a_graph_of_a_whole_iteration_is_refused(run: Run) -> None:
-    """Its replays run no Python. What is captured is as good as without us."""
-    agent, said = run(mode="captured")
-    assert [line for line in said["said"] if "CUDA graph of the whole iteration" in line]
-    assert said["replayed"]
-    assert len(agent.complete()) <= 1  # the one before the capture
+def test_replays_of_a_whole_iteration_are_marked_by_nodes_of_the_graph(run: Run) -> None:
+    """In order, in the iteration of the replay, and when the graph's events say so."""
+    agent, said = run(mode="captured", watch=True)
+    assert not [line for line in said["said"] if "whole iterations" in line]
+    complete = agent.complete()
+    assert len(complete) >= said["replays"]
+    assert {record.source for record in complete.values()} == {MarkSource.GPU}
+    assert agent.unordered == 0
+    delays_us = agent.delays_us()
+    print(f"captured: mark seen after event, µs: {_spread(delays_us)}")
+    assert delays_us[0] > -EVENT_US
+    assert median(delays_us) < EVENT_US
 
 
 def _all_leads_are_known(agent: AgentEnd, name: str) -> None:

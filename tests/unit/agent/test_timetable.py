@@ -240,6 +240,23 @@ def test_a_gpu_that_does_not_go_on_keeps_the_clock_that_it_may_need(stop: int, l
     assert control.looks < 200
 
 
+@pytest.mark.parametrize("repeated", range(6))
+def test_a_boundary_that_is_marked_again_in_an_iteration_is_not_taken_for_a_step_back(repeated: int) -> None:
+    """As by a graph that is replayed twice in one step: what is known of the GPU stays as it is."""
+    plan = Plan((900, 1200, 600))
+    runs = runs_of([[(1_000, 30_000)] * 3] * 6)
+    known = []
+    for marks in ([6], [6, repeated]):
+        timetable = Timetable(3, lambda _: plan)
+        for run in runs[:5]:
+            timetable.add(run)
+        end_us = runs[5].boundaries_us[-1]
+        for boundary in marks:
+            timetable.sight(5, boundary, end_us)
+        known.append(timetable.target(end_us, Lead(2_000, 500), 600))
+    assert known[0] == known[1]
+
+
 def test_where_nothing_is_known_it_says_so() -> None:
     plan = Plan((900, 1200))
     timetable = Timetable(2, lambda _: plan)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from perseus_core.marks import MarkSource
 from perseus_proto.channel import (
+    GRAPH_MARK_BYTE,
     MAX_ITERATION,
     SLOTS,
     ChannelReader,
@@ -250,6 +251,19 @@ def test_the_gpus_mark_says_where_it_is_however_far_it_is_behind(host: int, behi
         writer.source = source
         writer.step_begin(host, 0)
         assert reader.gpu_position() is None
+    reader.close()
+
+
+@given(st.integers(0, 2 * N + 1), st.integers(0, 2**32 - 1))
+def test_in_a_graph_the_further_of_both_marks_says_where_the_gpu_is(stream: int, node: int) -> None:
+    """A number that is no boundary says nothing, and a node never says the iteration."""
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    writer.source = MarkSource.GPU
+    writer.step_begin(5, 0)
+    writer.gpu_mark(4, stream)
+    writer.words.cast("B").cast("I")[GRAPH_MARK_BYTE // 4] = node
+    assert reader.gpu_position() == (4, max(stream, node) if node <= 2 * N + 1 else stream)
     reader.close()
 
 
