@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from perseus_core.marks import MarkSource
-from perseus_proto.channel import GPU_MARK_BYTE, GRAPH_MARK_BYTE, ChannelWriter, gpu_mark_value
+from perseus_proto.channel import GPU_MARK_BYTE, ChannelWriter, gpu_mark_value
+from perseus_proto.channel_layout import GRAPH_MARK_BYTE
 
 try:
     from perseus_client import _marks

@@ -22,7 +22,6 @@ from perseus_proto.channel_layout import (
     FAULTS,
     GPU_MARK,
     GPU_MARK_BYTE,
-    GRAPH_MARK_BYTE,
     HOST_BEGIN,
     ITERATION_BITS,
     LAYOUT_VERSION,
@@ -57,7 +56,6 @@ from perseus_proto.sealed_memory import Bell, create_memory, map_memory
 
 __all__ = [
     "GPU_MARK_BYTE",
-    "GRAPH_MARK_BYTE",
     "MAX_DURATION_US",
     "MAX_ITERATION",
     "MAX_LEAD_US",
@@ -190,8 +188,7 @@ class ChannelWriter:
         hosts = TIMES + len(times_us)
         if record[SEQUENCE] == 2 * iteration + 1 and len(times_us) == 2 * (self._last + 1):
             record[HOST_BEGIN] = record[BEGIN]
-            launched = memoryview(record[BEGIN].to_bytes(8, "little") * (self._last + 1)).cast("Q")
-            record[hosts:] = launched if at_once else record[TIMES:hosts:2]
+            record[hosts:] = array("Q", [record[BEGIN]]) * (self._last + 1) if at_once else record[TIMES:hosts:2]
             record[BEGIN] = begin_us
             record[TIMES:hosts] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
             record[ENDED] = self._last + 1
@@ -304,8 +301,7 @@ class ChannelReader:
         """Where the GPU is: (iteration, boundary passed last), as in ``gpu_mark_value``. None where the marks do not
         say it, nothing has been marked yet, or the memory is invalid.
         """
-        word: int = self._words[GPU_MARK]  # before the host's position, which is ahead of it
-        mark, in_graph = word & 0xFFFFFFFF, word >> 32
+        in_graph, mark = divmod(self._words[GPU_MARK], 2**32)  # before the host's position, which is ahead of it
         source, position = self.mark_source(), self.position()
         last = 2 * self.instructions + 1
         if position.phase is Phase.NONE:

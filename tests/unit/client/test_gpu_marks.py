@@ -21,7 +21,8 @@ from perseus_client.gpu_events import EventTimer
 from perseus_client.gpu_marks import PROBE, SKIPPED, CudaDriver, DriverError, GpuMarks
 from perseus_client.marks import TimedMarks, make_marks
 from perseus_core.marks import MarkSource
-from perseus_proto.channel import GPU_MARK_BYTE, GRAPH_MARK_BYTE, ChannelReader, ChannelWriter, Faults, gpu_mark_value
+from perseus_proto.channel import GPU_MARK_BYTE, ChannelReader, ChannelWriter, Faults, gpu_mark_value
+from perseus_proto.channel_layout import GRAPH_MARK_BYTE
 from perseus_proto.hello import make_schedule
 
 N = 3

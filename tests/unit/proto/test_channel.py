@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from perseus_core.marks import MarkSource
 from perseus_proto.channel import (
-    GRAPH_MARK_BYTE,
     MAX_ITERATION,
     SLOTS,
     ChannelReader,
@@ -29,6 +28,7 @@ from perseus_proto.channel import (
     gpu_mark_value,
     memory_bytes,
 )
+from perseus_proto.channel_layout import GRAPH_MARK_BYTE
 from perseus_proto.frames import ChannelError
 
 N = 5
