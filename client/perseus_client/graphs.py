@@ -2,7 +2,7 @@
 
 A replay runs no Python. The marks of the iteration that is captured become nodes of the graph instead, and what is left
 to do before and after a replay is done where the graph's ``replay`` is called. torch says which graph was captured when
-the capture ends; only that object is wrapped, whoever replays it.
+the capture ends; only that object is wrapped.
 
 Where the instructions of a replay cannot be known, replays are marked as whole iterations, so all GPUs have one clock.
 """
