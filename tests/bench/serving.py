@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from tests.bench.closed_loop import ClosedLoop
 from tests.bench.serving_hindsight import POLICIES, Minutes
 
 from perseus_agent.serving.law import EngineLaw, LawSettings
@@ -26,7 +27,6 @@ from perseus_core.units import us_from_s
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.switching import DriverModel
 from perseus_sim.serving.canary import canary_table
-from perseus_sim.serving.closed_loop import ClosedLoop
 from perseus_sim.serving.controllers import DynamoLlm, Fixed, GreenLlm, Law, ThrottLlem, Voltana
 from perseus_sim.serving.fleet import Controller, Run, Setting, run
 from perseus_sim.serving.machine import Assumptions, Machine

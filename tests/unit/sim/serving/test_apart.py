@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.doubles.apart import Apart, DecodeLaw, Transfers, prefill_table, run_apart
 
 from perseus_core.serving import ClockTable
 from perseus_sim.gpus.model import MODELS
-from perseus_sim.serving.apart import Apart, DecodeLaw, Transfers, prefill_table, run_apart
 from perseus_sim.serving.canary import complete_fit, ladder, mean_prompt_tokens
 from perseus_sim.serving.controllers import Fixed, Law
 from perseus_sim.serving.fleet import Setting

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from tests.bench import closed_loop
+from tests.bench.closed_loop import ClosedLoop
 
 from perseus_sim.gpus.model import MODELS
-from perseus_sim.serving import closed_loop
 from perseus_sim.serving.canary import ladder
-from perseus_sim.serving.closed_loop import ClosedLoop
 from perseus_sim.serving.controllers import Fixed
 from perseus_sim.serving.engine import Engine
 from perseus_sim.serving.fleet import Asked, Controller, Setting, run
