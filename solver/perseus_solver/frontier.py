@@ -188,27 +188,6 @@ def solve_frontier(problem: Problem, points: int | None = None, *, progress: Pro
     return Planner(problem).frontier(points, progress=progress)
 
 
-def solve_certified(
-    problem: Problem, points: int | None = None, *, progress: Progress | None = None
-) -> tuple[Frontier, tuple[Certificate, ...]]:
-    """Compute the frontier together with the dual flows that prove its bounds.
-
-    Args:
-        problem: the problem to plan.
-        points: the largest number of plans to return; None: as in `solve_frontier`.
-        progress: called with (done, total) while the work proceeds.
-
-    Returns:
-        The frontier, and the certificates that `perseus_solver.certify.check_frontier` accepts for it.
-
-    Raises:
-        InvalidProblem: ``points`` is not positive, or the precedence has a cycle.
-    """
-    planner = Planner(problem)
-    frontier = planner.frontier(points, progress=progress)
-    return frontier, planner.proofs
-
-
 def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
     """Compute the plan of least energy found that ends by a deadline, never dearer than `solve_frontier`'s.
 

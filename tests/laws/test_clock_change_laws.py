@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perseus_solver.certify import check_frontier
-from perseus_solver.frontier import solve_certified
+from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -47,7 +47,8 @@ def problems(draw: st.DrawFn) -> Problem:
 @LAW
 @given(problems(), st.sampled_from([0.0, 0.002, 0.02]))
 def test_reduced_plans_are_in_time_within_the_loss_and_certified(problem: Problem, loss: float) -> None:
-    frontier, proofs = solve_certified(problem, 15)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(15), planner.proofs
     reduced = reduce_clock_changes(problem, frontier, loss=loss)
     check_frontier(problem, reduced, proofs)
     limit_j = frontier.effective_energy_j + loss * frontier.energy_j

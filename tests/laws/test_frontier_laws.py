@@ -14,7 +14,7 @@ from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
 from perseus_solver.certify import check_frontier
-from perseus_solver.frontier import solve_certified, solve_deadline, solve_frontier
+from perseus_solver.frontier import Planner, solve_deadline, solve_frontier
 from perseus_solver.kinds import Options, latest_s
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
@@ -59,7 +59,8 @@ def problems(draw: st.DrawFn, stages: int = 3, microbatches: int = 5, options: i
 @LAW
 @given(problems())
 def test_a_frontier_is_sorted_simulated_undominated_and_above_its_bound(problem: Problem) -> None:
-    frontier, proofs = solve_certified(problem, 15)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(15), planner.proofs
     check_frontier(problem, frontier, proofs)
 
 

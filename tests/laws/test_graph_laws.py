@@ -10,7 +10,7 @@ import pytest
 
 from perseus_solver.certify import check_frontier
 from perseus_solver.errors import Infeasible
-from perseus_solver.frontier import Planner, solve_certified
+from perseus_solver.frontier import Planner
 from perseus_solver.kinds import SAME_TIME
 from perseus_solver.model.problem import Problem
 
@@ -109,7 +109,8 @@ def test_graphs_of_equal_blocks_are_planned_and_proven(assigned: bool, blocks: i
             edges.append((("send", k - 2), ("layer", k)))
     stage_of = {node: int(node[0] == "send") for node in nodes} if assigned else None
     problem = Problem.from_graph(nodes, edges, stage_of=stage_of, blocking_power_w=3.0 if assigned else 0.0)
-    frontier, proofs = solve_certified(problem, 40)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(40), planner.proofs
     check_frontier(problem, frontier, proofs)
     assert np.median(frontier.gap) < 0.02
     assert set(problem.knobs(frontier[0]).values()) <= {knob for knob, _, _ in (*compute, *network)}

@@ -90,7 +90,6 @@ def start_engines(
     model: str,
     gpus_each: int = 1,
     namespace: str = "default",
-    plugin: bool = True,
     burst: Sequence[Request] = (),
     labels: Mapping[str, str] | None = None,
 ) -> LiveEngines:
@@ -105,7 +104,6 @@ def start_engines(
         model: one of ``machine.MODELS``.
         gpus_each: of one replica.
         namespace: of the pods.
-        plugin: whether the engines tell the agent what they do.
         burst: requests that come to a replica with SIGUSR1.
         labels: further labels of the pods.
 
@@ -139,7 +137,7 @@ def start_engines(
                 *(sys.executable, "-m", "perseus_sim.serving.engine_process"),
                 str(spec.write(folder / f"{replica}.spec.json")),
             ],
-            environment={keys.ENV_SOCKET: str(node.socket)} if plugin else {},
+            environment={keys.ENV_SOCKET: str(node.socket)},
         )
         node.kubelet.place([child.pid], uid)
         engines.pods[pod_name], engines.children[pod_name] = pod, child

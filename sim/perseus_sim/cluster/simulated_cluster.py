@@ -308,7 +308,6 @@ class SimulatedCluster:
         *,
         pipelines: int,
         namespace: str = "default",
-        opted_in: bool = True,
         labels: Mapping[str, str] | None = None,
         begin: bool = True,
         **simulation: Any,
@@ -320,7 +319,6 @@ class SimulatedCluster:
             problem: what the job executes.
             pipelines: data-parallel size.
             namespace: of the pods.
-            opted_in: whether the pods carry the label.
             labels: further labels of the pods.
             begin: train at once; otherwise call ``training.begin()``.
             simulation: further fields of ``perseus_sim.training.job.TrainingSpec``.
@@ -347,7 +345,7 @@ class SimulatedCluster:
         for dp in range(pipelines):
             node = nodes[dp % len(nodes)]
             pod_name = f"{name}-{dp}"
-            pod_labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {}) | dict(labels or {})
+            pod_labels = {"app": name, keys.LABEL_JOB: name, **(labels or {})}
             uuids = tuple(gpu.spec.uuid for gpu in gpus[dp])
             uid = self.run_pod(namespace, pod_name, node.name, pod_labels, [])
             pod = AdmittedPod(uid, namespace, pod_name, uuids)

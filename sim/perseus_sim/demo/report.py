@@ -19,9 +19,9 @@ from perseus_solver.plots import Mark, Timeline, frontier_png, gantt_png
 FILES = ("report.md", "report.json", "plan.json", "frontier.png", "pipeline.png")
 
 
-def share_text(share: Estimate, digits: int = 2) -> str:
+def share_text(share: Estimate) -> str:
     """−0.092 ± 0.002 as ``−9.20 % ± 0.20``."""
-    return f"{signed_percent(share.median, digits)} ± {100 * share.margin:.{digits}f}"
+    return f"{signed_percent(share.median, 2)} ± {100 * share.margin:.2f}"
 
 
 def measured_text(measurement: Measurement) -> str:

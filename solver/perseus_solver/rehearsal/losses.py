@@ -14,8 +14,6 @@ from perseus_core.marks import MarkSource
 
 _MATTERS = 0.2
 """Share of an instruction from which a cause is named; below it, a timetable costs less than 0.1 % of time."""
-_MATTERS_SHARE = 0.05
-"""Share of the computing time below the asked clock, because of a limit of power or temperature, to be named."""
 _MATTERS_NOISE = 0.02
 """Relative scatter of instructions to be named: three times it is what a profile's guard band takes."""
 
@@ -27,14 +25,12 @@ class LossCause(StrEnum):
         MARKS_LEAD: the host marks instructions before the GPU runs them.
         SLOW_CHANGES: a new clock takes long to be in effect.
         DRIVER_LOCK: calls of GPUs that share a driver's lock wait for each other.
-        POWER_LIMIT: the GPU runs below the clock that was asked for, because of its power or temperature.
         SCATTER: instructions take different times in different iterations.
     """
 
     MARKS_LEAD = "MarksLead"
     SLOW_CHANGES = "SlowChanges"
     DRIVER_LOCK = "DriverLock"
-    POWER_LIMIT = "PowerLimit"
     SCATTER = "Scatter"
 
 
@@ -45,7 +41,7 @@ class Loss:
     Attributes:
         cause: which.
         seconds: how long marks lead, changes take, or calls wait; None where the cause is a share.
-        share: share of the computing time, or relative scatter; None where the cause is a time.
+        share: relative scatter; None where the cause is a time.
         weight: how much it matters; causes are compared by it.
     """
 
@@ -57,35 +53,27 @@ class Loss:
     def __str__(self) -> str:
         """Return the cause in words, such as ``clock changes take 60 ms``."""
         time = f"{1e3 * (self.seconds or 0.0):.3g} ms"
-        share = f"{100 * (self.share or 0.0):.2g} %"
         return {
             LossCause.MARKS_LEAD: f"marks lead by {time}",
             LossCause.SLOW_CHANGES: f"clock changes take {time}",
             LossCause.DRIVER_LOCK: f"clock changes wait {time} for the node's driver lock",
-            LossCause.POWER_LIMIT: f"power limit: {share} of the computing time is below the clock that was asked for",
-            LossCause.SCATTER: f"instructions scatter by {share}",
+            LossCause.SCATTER: f"instructions scatter by {100 * (self.share or 0.0):.2g} %",
         }[self.cause]
 
 
-def explain_losses(
-    hardware: Hardware, *, instruction_s: float, lead_s: float | None = None, limited_share: float = 0.0
-) -> tuple[Loss, ...]:
+def explain_losses(hardware: Hardware, *, instruction_s: float) -> tuple[Loss, ...]:
     """Return what makes plans take longer than they say on this hardware, the most important cause first.
 
     Args:
         hardware: as measured or assumed.
         instruction_s: duration of a typical instruction, seconds.
-        lead_s: by how much marks come before the GPU, seconds, as measured; None: what the launch queue allows, where
-            marks run ahead, and zero otherwise.
-        limited_share: share of the computing time below the clock that was asked for, as measured.
 
     Returns:
         The causes that matter; empty if none does.
     """
     latency, ahead = hardware.latency, hardware.marks is MarkSource.HOST
-    if lead_s is None:
-        kernels = max(hardware.kernels.values())
-        lead_s = hardware.launch_queue / kernels * instruction_s if ahead else 0.0
+    # As much as the launch queue holds.
+    lead_s = hardware.launch_queue / max(hardware.kernels.values()) * instruction_s if ahead else 0.0
     wait_s = (hardware.gpus_per_lock - 1) * latency.call_s
     losses = [
         Loss(LossCause.MARKS_LEAD, lead_s, None, lead_s / instruction_s / _MATTERS),
@@ -97,7 +85,6 @@ def explain_losses(
             max(latency.deviation_s, latency.p50_s / 10) / instruction_s / _MATTERS,
         ),
         Loss(LossCause.DRIVER_LOCK, wait_s, None, wait_s / instruction_s / _MATTERS),
-        Loss(LossCause.POWER_LIMIT, None, limited_share, limited_share / _MATTERS_SHARE),
         Loss(LossCause.SCATTER, None, hardware.noise, hardware.noise / _MATTERS_NOISE),
     ]
     return tuple(sorted((loss for loss in losses if loss.weight >= 1.0), key=lambda loss: -loss.weight))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perseus_solver.certify import Certificate, InvalidCertificate, check_frontier, iteration_bound, prove
-from perseus_solver.frontier import solve_certified
+from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
@@ -30,7 +30,8 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def solved(problem: Problem) -> tuple[Frontier, tuple[Certificate, ...]]:
-    return solve_certified(problem, 20)
+    planner = Planner(problem)
+    return planner.frontier(20), planner.proofs
 
 
 def test_the_solver_proves_its_frontier(problem: Problem, solved: tuple[Frontier, tuple[Certificate, ...]]) -> None:

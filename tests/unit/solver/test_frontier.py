@@ -12,7 +12,7 @@ from tests.made_up_profiles import PIPELINES
 
 from perseus_solver.certify import check_frontier
 from perseus_solver.errors import Infeasible, InvalidProblem
-from perseus_solver.frontier import solve_certified, solve_deadline, solve_frontier
+from perseus_solver.frontier import Planner, solve_deadline, solve_frontier
 from perseus_solver.kinds import SAME_TIME, latest_s
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem, build_problem
@@ -135,7 +135,8 @@ def test_points_must_be_positive_and_progress_only_grows() -> None:
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_every_schedule_is_solved_and_proven(schedule: str) -> None:
     problem = problem_of(schedule, stages=4, microbatches=8)
-    frontier, proofs = solve_certified(problem, 12)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(12), planner.proofs
     check_frontier(problem, frontier, proofs)
     assert np.median(frontier.gap) < 1e-2  # eight coarse clocks: most of it is integrality
 
@@ -159,7 +160,8 @@ def test_every_schedule_is_solved_and_proven(schedule: str) -> None:
     ids=["single", "one-stage", "one-microbatch", "delays", "overhead", "constants", "no-edges", "no-blocking"],
 )
 def test_odd_shapes_are_solved_and_proven(problem: Problem) -> None:
-    frontier, proofs = solve_certified(problem, 10)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(10), planner.proofs
     check_frontier(problem, frontier, proofs)
     assert frontier.t_min_s == extremes(problem)[0]
 
@@ -205,7 +207,8 @@ def test_gaps_are_small_on_real_measurements(sosp24: Path, profile: str) -> None
     measured = read_profile(sosp24 / "stage_profile" / f"{profile}.csv", stages=8)
     schedule = build_schedule("1f1b", stages=8, microbatches=12)
     problem = build_problem(measured, schedule, blocking_power_w=BLOCKING_W[profile])
-    frontier, proofs = solve_certified(problem, 100)
+    planner = Planner(problem)
+    frontier, proofs = planner.frontier(100), planner.proofs
     assert len(frontier) <= 100
     deployed = DeployedGap.of(frontier)
     assert frontier.gap.max() <= deployed.worst <= 6e-3
