@@ -91,7 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _task(chosen: Any, name: str, does: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = chosen.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
     parser.add_argument("--output", metavar="F.json", help="where to write JSON; - for standard output")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of all that is drawn; default: %(default)s")
+    parser.add_argument(
+        "--seed",
+        type=arguments.whole(0, 999_999_999),
+        default=0,
+        metavar="N",
+        help="of all that is drawn; default: %(default)s",
+    )
     return parser
 
 
@@ -100,7 +106,9 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gpus-per-replica", required=True, choices=_PARALLEL, metavar="N", help="1, 2, 4 or 8, tensor parallel"
     )
-    group.add_argument("--replicas", required=True, type=_replicas, metavar="N", help="behind one router")
+    group.add_argument(
+        "--replicas", required=True, type=arguments.whole(1, MOST_REPLICAS), metavar="N", help="behind one router"
+    )
 
 
 def _add_objective(parser: argparse.ArgumentParser) -> None:
@@ -362,15 +370,3 @@ def _attainment(text: str) -> float:
     if not 50 <= value <= 99.99:
         raise argparse.ArgumentTypeError(f"must be from 50 to 99.99, not {text}")
     return value / 100
-
-
-def _replicas(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MOST_REPLICAS):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MOST_REPLICAS}, not {text}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at most nine digits, not {text}")
-    return int(text)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DOES: Final = "replicas, parallelism and clocks of each class of requests for a day's load, hour by hour, with a bound"
 _PARALLEL: Final = (1, 2, 4, 8)
+_MOST: Final = 9_999_999
 _SERVED_S: Final = 60.0
 _MOST_SERVED: Final = 20_000
 """Requests that are served to confirm a class: some seconds of computing."""
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="GPUs of a replica to choose from, of 1, 2, 4 and 8; default: %(default)s",
     )
-    group.add_argument("--gpus", type=_whole, metavar="N", help="that there are; default: as many as needed")
+    group.add_argument(
+        "--gpus", type=arguments.whole(1, _MOST), metavar="N", help="that there are; default: as many as needed"
+    )
     group.add_argument(
         "--start-s",
         type=arguments.not_negative,
@@ -60,11 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a replica takes to start, at most an hour; default: %(default)g",
     )
     group.add_argument(
-        "--min-up", type=_whole, default="1", metavar="H", help="hours that a replica stays up; default: %(default)s"
+        "--min-up",
+        type=arguments.whole(1, _MOST),
+        default="1",
+        metavar="H",
+        help="hours that a replica stays up; default: %(default)s",
     )
     group.add_argument(
         "--spare",
-        type=_spare,
+        type=arguments.whole(0, 16),
         default="1",
         metavar="N",
         help="replicas of each class that may be lost; default: %(default)s",
@@ -258,15 +265,3 @@ def _parallel(text: str) -> tuple[int, ...]:
     if not all(part in {str(size) for size in _PARALLEL} for part in parts) or len(set(parts)) != len(parts):
         raise argparse.ArgumentTypeError(f"must be different ones of 1, 2, 4 and 8 with commas between, not {text}")
     return tuple(sorted(map(int, parts)))
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
-    return int(text)
-
-
-def _spare(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 3 and int(text) <= 16):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 16, not {text}")
-    return int(text)

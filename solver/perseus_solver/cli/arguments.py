@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from perseus_core.units import ratio_from_percent
@@ -237,23 +238,13 @@ def confidence(text: str) -> float:
     return value
 
 
-def count(text: str) -> int:
-    """Read a whole number from 1 to ten million.
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return what reads a whole number within these bounds; it raises ``argparse.ArgumentTypeError`` for another."""
 
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
-        raise argparse.ArgumentTypeError(f"must be a whole number between 1 and {MAX_GPUS:,}, not {text}")
-    return int(text)
+    def read(text: str) -> int:
+        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most)) + 2
+        if not digits or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least:,} to {most:,}, not {text}")
+        return int(text)
 
-
-def points(text: str) -> int:
-    """Read the number of points of a frontier, 1 to `MAX_POINTS`.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_POINTS:
-        raise argparse.ArgumentTypeError(f"must be a whole number between 1 and {MAX_POINTS}, not {text}")
-    return int(text)
+    return read

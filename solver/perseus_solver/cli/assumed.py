@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "without a profile", "Times at the highest clock, from one of these; --gpu says how they follow the clock."
     )
-    group.add_argument("--layers", type=arguments.count, metavar="N", help="layers of the model, split evenly")
+    group.add_argument(
+        "--layers", type=arguments.whole(1, arguments.MAX_GPUS), metavar="N", help="layers of the model, split evenly"
+    )
     group.add_argument(
         "--head-layers",
         type=arguments.not_negative,

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the fleet")
     group.add_argument(
         "--gpus",
-        type=arguments.count,
+        type=arguments.whole(1, arguments.MAX_GPUS),
         metavar="N",
         help="GPUs of the job, a multiple of its stages (default: one pipeline)",
     )

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pipeline(parser)
     parser.add_argument(
         "--points",
-        type=arguments.points,
+        type=arguments.whole(1, arguments.MAX_POINTS),
         metavar="N",
         help="largest number of plans, placed so that the worst gap at any deadline is least (default: as many as are "
         "needed for that gap, 100 to 1,000)",

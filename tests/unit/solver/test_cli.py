@@ -239,7 +239,7 @@ def test_slow_clocks_make_an_estimate_an_interval(perseus: Callable[..., tuple[i
     assert least == pytest.approx(-found["expected"]["energy"] * found["baseline"]["energy_kwh"])
     assert "between clocks that change in 30 ms" in err
     for wrong, message in (
-        (("--gpus", "0"), "argument --gpus: must be a whole number between 1 and 10,000,000, not 0"),
+        (("--gpus", "0"), "argument --gpus: must be a whole number from 1 to 10,000,000, not 0"),
         (("--hours", "0"), "argument --hours: must be greater than zero, not 0"),
         (("--gpu", "x", "--hardware", "h.json"), "--hardware already says what --gpu would; leave one out"),
     ):
@@ -360,7 +360,7 @@ def test_missing_arguments_are_named(perseus: Callable[..., tuple[int, str, str]
     code, _, err = perseus("frontier", "--output", "-", "--points", "0")
     assert (code, err) == (
         2,
-        "perseus frontier: argument --points: must be a whole number between 1 and 10000, not 0\n",
+        "perseus frontier: argument --points: must be a whole number from 1 to 10,000, not 0\n",
     )
 
 

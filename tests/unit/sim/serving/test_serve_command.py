@@ -139,7 +139,7 @@ def test_an_estimate_is_an_interval_over_what_is_not_known(
         (("--attainment", "100"), "argument --attainment: must be from 50 to 99.99, not 100"),
         (("--attainment", "nan"), "argument --attainment: nan is not finite"),
         (("--replicas", "0"), "argument --replicas: must be a whole number from 1 to 256, not 0"),
-        (("--seed", "-1"), "argument --seed: must be a whole number of at most nine digits, not -1"),
+        (("--seed", "-1"), "argument --seed: must be a whole number from 0 to 999,999,999, not -1"),
         (("--load", "1000"), "--load must be at most 100, not 1000"),
         (("--model", "llama-3.1-70b"), "--gpus-per-replica 1 is too few: llama-3.1-70b has 129 GiB of weights"),
         (("--gpu", "h10"), "did you mean h100?"),
