@@ -91,6 +91,13 @@ def _condition_path(kind: str, field: str = "status") -> str:
     return f'.status.conditions[?(@.type=="{kind}")].{field}'
 
 
+_AGE: Json = _column("Age", ".metadata.creationTimestamp", "date", "Time since creation.")
+_SHORT_NAME: Json = {
+    "rule": "size(self.metadata.name) <= 63",
+    "message": "metadata.name must be at most 63 characters: it is a label value",
+}
+
+
 def crd() -> Json:
     """The CRD of PerseusJob as a document."""
     columns = [
@@ -102,19 +109,14 @@ def crd() -> Json:
         _column("Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."),
         _column("Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is a straggler."),
         _column("Points", ".status.frontier.points", "integer", "Plans on the frontier.", wide=True),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
-    rule = {
-        "rule": "size(self.metadata.name) <= 63",
-        "message": "metadata.name must be at most 63 characters: it is a label value",
-    }
     return _definition(
         kind=keys.KIND,
         plural=keys.PLURAL,
         short=keys.SHORT_NAME,
         scope="Namespaced",
         description="A pipeline-parallel training job and the GPU clocks it should run at.",
-        rules=[rule],
+        rules=[_SHORT_NAME],
         spec={**openapi_of(JobSpec), "description": "What the user wants."},
         status=_status(openapi_of(StatusFigures)),
         columns=columns,
@@ -135,7 +137,6 @@ def budget_crd() -> Json:
         _column("Jobs", ".status.jobs", "integer", "Jobs that share it now."),
         _column("Kept", _condition_path("Kept"), "string", "Whether the jobs' plans fit the budget."),
         _column("Reason", _condition_path("Kept", "reason"), "string", "Reason of the condition Kept.", wide=True),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
     return _definition(
         kind=keys.BUDGET_KIND,
@@ -158,7 +159,6 @@ def class_crd() -> Json:
         _column("Jobs", ".status.jobs", "integer", "PerseusJobs that were made of it and exist now."),
         _column("Pools", ".status.pools", "integer", "ServingPools that were made of it and exist now."),
         _column("Accepted", _condition_path("Accepted"), "string", "Whether the manifest is valid."),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
     rule = {
         "rule": f"size(self.metadata.name) <= 63 && self.metadata.name != '{keys.NO_CLASS}'",
@@ -188,19 +188,14 @@ def pool_crd() -> Json:
         _column("First token", ".status.attainment.timeToFirstToken", "string", "Share that kept this limit."),
         _column("Tokens", ".status.attainment.timePerOutputToken", "string", "Share that kept this limit."),
         _column("Saved", ".status.savings.energy", "string", "Measured energy saved per generated token."),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
-    rule = {
-        "rule": "size(self.metadata.name) <= 63",
-        "message": "metadata.name must be at most 63 characters: it is a label value",
-    }
     return _definition(
         kind=keys.POOL_KIND,
         plural=keys.POOL_PLURAL,
         short=keys.POOL_SHORT_NAME,
         scope="Namespaced",
         description="Replicas of a language model's engine, and the GPU clocks that follow their load.",
-        rules=[rule],
+        rules=[_SHORT_NAME],
         spec={**openapi_of(PoolSpec), "description": "What the user wants."},
         status=_status(openapi_of(PoolFigures)),
         columns=columns,
@@ -215,7 +210,6 @@ def profile_crd() -> Json:
         _column("Engine", ".spec.serving.engine", "string", "Engine that was measured."),
         _column("Model", ".spec.serving.model", "string", "Model that it served."),
         _column("Blocking", ".spec.blockingPowerMilliwatts", "integer", "Power of a waiting GPU, in milliwatts."),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
     calibrations = {
         "type": "object",
@@ -246,7 +240,6 @@ def frontier_crd() -> Json:
     columns = [
         _column("Points", ".spec.points", "integer", "Plans on the frontier."),
         _column("Solved in", ".spec.solveMilliseconds", "integer", "Time that the solver took, in milliseconds."),
-        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
     return _definition(
         kind=keys.FRONTIER_KIND,
@@ -307,7 +300,7 @@ def _definition(
                     "served": True,
                     "storage": True,
                     **({"subresources": {"status": {}}} if status else {}),
-                    "additionalPrinterColumns": columns,
+                    "additionalPrinterColumns": [*columns, _AGE],
                     "schema": {"openAPIV3Schema": schema},
                 }
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from perseus_core.units import ratio_from_ppm
@@ -51,23 +52,23 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
     measured = current_measurement(training, decision)
     if training.job.end.finished_at_s is not None:
         measured = training.result
-    shape = shape_to_status(training.shape)
-    slowdown = recommendation.budget_slowdown(training, decision)
-    share = share_to_status(training.job.share, training.job.draw, slowdown)
+    known = StatusFigures(
+        shape=shape_to_status(training.shape),
+        measured=_figures(measured),
+        savings=savings(training, measured),
+        comparison=comparisons_to_status(training.comparisons),
+        baseline=_figures(training.baseline),
+        calibration=_calibration(training.calibration.quality),
+        hardware=_hardware(training, decision),
+        power_profiles=training.power_profiles or None,
+        power_smoothing=smoothing_to_status(training.nodes.power_smoothing),
+        sweep=recommendation.sweep_status(decision.sweep_cost),
+        power_budget=share_to_status(
+            training.job.share, training.job.draw, recommendation.budget_slowdown(training, decision)
+        ),
+    )
     if view is None or spec is None:
-        return StatusFigures(
-            shape=shape,
-            measured=_figures(measured),
-            savings=savings(training, measured),
-            comparison=comparisons_to_status(training.comparisons),
-            baseline=_figures(training.baseline),
-            calibration=_calibration(training.calibration.quality),
-            hardware=_hardware(training, decision),
-            power_profiles=training.power_profiles or None,
-            power_smoothing=smoothing_to_status(training.nodes.power_smoothing),
-            sweep=recommendation.sweep_status(decision.sweep_cost),
-            power_budget=share,
-        )
+        return known
     predicted, plan = None, None
     if decision.applied:
         time_us, energy_mj = predict(
@@ -90,8 +91,8 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
             kept_iteration_time_microseconds=view.times_us[point] if rehearsed else None,
         )
     slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
-    return StatusFigures(
-        shape=shape,
+    return replace(
+        known,
         frontier=FrontierStatus(
             digest=view.digest,
             points=len(view.times_us),
@@ -105,18 +106,10 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         plan=plan,
         predicted=predicted,
         measured=_figures(measured),
-        calibration=_calibration(training.calibration.quality),
-        baseline=_figures(training.baseline),
-        hardware=_hardware(training, decision),
-        power_profiles=training.power_profiles or None,
-        power_smoothing=smoothing_to_status(training.nodes.power_smoothing),
         advised=recommendation.advised(training, decision),
-        sweep=recommendation.sweep_status(decision.sweep_cost),
-        power_budget=share,
         guard=guard_to_status(decision.guard),
         canary=canary_to_status(training.canary, spec),
         savings=savings(training, measured),
-        comparison=comparisons_to_status(training.comparisons),
         stragglers=tuple(
             StragglerStatus(
                 data_parallel_rank=dp,
