@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.contract.test_images import EXAMPLE, FOREIGN, IMAGES, build, builder
+from tests.contract.dockerfiles import EXAMPLE, FOREIGN, IMAGES, build, builder
 
 
 @pytest.mark.parametrize(

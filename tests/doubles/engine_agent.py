@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.doubles.engine_pool import ENGINE, MACHINE, kv_share, window_of
-from tests.doubles.fleet import Fleet, LightAgent
+from tests.doubles.fleet import Fleet
+from tests.doubles.light_agent import LightAgent
 
 from perseus_core.serving import ClockTable
 from perseus_core.units import ppm_from_ratio, ratio_from_ppm

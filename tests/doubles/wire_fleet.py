@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from tests.doubles.fleet import Fleet, LightAgent
+from tests.doubles.fleet import Fleet
 from tests.doubles.fleet_size import BLOCKING_W, MICROBATCHES, FleetSize, PlacedJob
+from tests.doubles.light_agent import LightAgent
 from tests.doubles.light_job import LightJob, LightRank, Work
 from tests.doubles.wire import METHODS, Frames, Kind, frame, names
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from tests import chaos
 from tests.chaos import ITERATION_S, Subject
-from tests.doubles.fleet import LightAgent
 from tests.doubles.fleet_cluster import Operator
+from tests.doubles.light_agent import LightAgent
 from tests.replicas import Replicas
 
 from perseus_proto.v1alpha1 import agent_pb2 as pb
