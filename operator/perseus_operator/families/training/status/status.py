@@ -52,7 +52,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
     measured = current_measurement(training, decision)
     if training.job.end.finished_at_s is not None:
         measured = training.result
-    known = StatusFigures(
+    without_frontier = StatusFigures(
         shape=shape_to_status(training.shape),
         measured=_figures(measured),
         savings=savings(training, measured),
@@ -68,7 +68,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         ),
     )
     if view is None or spec is None:
-        return known
+        return without_frontier
     predicted, plan = None, None
     if decision.applied:
         time_us, energy_mj = predict(
@@ -92,7 +92,7 @@ def figures(training: Training, decision: TrainingDecision) -> StatusFigures:
         )
     slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return replace(
-        known,
+        without_frontier,
         frontier=FrontierStatus(
             digest=view.digest,
             points=len(view.times_us),
