@@ -38,8 +38,10 @@ from perseus_solver.serving.fit import Seen
 from perseus_solver.serving.model import StepModels, WattModel
 
 RUNNING: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-KV_SHARES: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9)
-"""Up to where the memory counts as full, and default clocks are due in any case."""
+KV_SHARES: Final = (1 / 64, 1 / 32, 1 / 16, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9)
+"""Up to where the memory counts as full, and default clocks are due in any case. A cell's clock is that of its upper
+edges, so the first are close together: a small model seldom uses an eighth of the memory, whose keys and values alone
+take longer to read than a limit of a fifth more allows."""
 MARGIN: Final = 0.8
 """Of the limit, for a predicted step: the rest is for prompts between the steps."""
 SAME_PROMPT: Final = 0.01

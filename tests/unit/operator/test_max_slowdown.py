@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doubles.engine_pool import OBJECTIVE, EnginePool
+from tests.doubles.engine_pool import OBJECTIVE, EnginePool, kv_share
 
-from perseus_core.serving import FOLLOW_TABLE, TIME_EDGES_US, ServingLimits
+from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, TIME_EDGES_US, ServingLimits, place_of
 from perseus_operator.api.conditions import Reason
 from perseus_operator.families.serving.features.objective.baseline import REQUESTS, Baseline, BaselineTimes
 from perseus_operator.nodes.engines import EngineWindow
+from perseus_sim.serving.machine import Machine
 
 LONG_S = 3_000
 TOKEN = {"maxSlowdown": "40%"}
@@ -130,6 +131,50 @@ def test_prompts_may_take_the_share_longer_though_boosts_are_late() -> None:
     pool.run(60)
     assert pool.status()["engine"]["lowestMegahertz"] < pool.machine.clocks_mhz[-1]
     assert pool.conditions()["ObjectiveKept"].status is True
+
+
+def test_a_small_model_that_uses_little_memory_has_lower_clocks_within_a_fifth() -> None:
+    """Its step at the upper edge of an eighth of the memory would take longer than a fifth more, at any clock."""
+    small, busy = Machine("h100", "llama-3.1-8b", 1), (8, 10, 12, 20)
+    pool = EnginePool(
+        replicas=2,
+        machine=small,
+        running=lambda replica, second: busy[(second + replica) % 4],
+        objective={"maxSlowdown": "20%"},
+        clocks={"minimumMegahertz": 1_600},
+    )
+    pool.run(LONG_S, until=lambda: FOLLOW_TABLE in pool.clocks and not pool.decide().trying)
+    table = pool.family.pool.model.table
+    assert table is not None
+    clocks = [table.clock_mhz(running, kv_share(small, running)) for running in busy]
+    assert all(DEFAULT_CLOCKS < mhz < small.clocks_mhz[-1] for mhz in clocks), clocks
+
+
+def test_one_clock_below_the_highest_makes_no_table_and_the_reason_says_when_the_next_is_tried() -> None:
+    pool = EnginePool(objective=TOKEN)
+    pool.run(LONG_S, until=lambda: pool.clock_of("pod-0") > 0)
+    pool.run(5)
+    late = place_of(1.01 * (pool.family.pool.trials.exploration or pytest.fail("nothing is tried")).limit_s)
+    pool.lie = lambda window: replace(window, tokens={late: 2}) if window.clock_mhz else window
+    pool.run(60, until=lambda: not pool.decide().trying)
+    said = pool.conditions()["ProfileReady"]
+    assert said.reason is Reason.PROFILING_FAILED
+    assert "clocks: 2 of 3" in said.message
+    assert "A limit was missed at 1,875 MHz, which is not tried again before 20" in said.message
+
+
+def test_a_table_without_a_lower_clock_says_that_all_clocks_are_the_default_ones(pool: EnginePool) -> None:
+    pool.run(30)
+    model = pool.family.pool.model
+    assert "default" not in pool.conditions()["ClocksApplied"].message
+    assert model.table is not None
+    model.table = model.table.under(0)
+    none = tuple(tuple(DEFAULT_CLOCKS for _ in row) for row in model.table.clocks_mhz)
+    model.table = replace(model.table, clocks_mhz=none)
+    pool.run(3)
+    said = pool.conditions()["ClocksApplied"]
+    assert said.reason is Reason.TABLE_IN_FORCE
+    assert "no lower clock keeps the limits at any load that was seen" in said.message
 
 
 def test_of_a_page_no_slowdown_is_known_so_limits_are_proposed() -> None:

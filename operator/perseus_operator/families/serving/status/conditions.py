@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from perseus_core.serving import ServingLimits
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.decide import ServingDecision, no_limits
+from perseus_operator.families.serving.features.exploration.trials import Trials
 from perseus_operator.families.serving.features.inheritance.inheritance import Stage
 from perseus_operator.families.serving.features.objective.requests import LEAST_REQUESTS, Block
 from perseus_operator.families.serving.pool import ServingPool
 from perseus_operator.jobs.conditions import accepted, agents_ready, foreign_control, ready
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import no_clocks
-from perseus_operator.objects.formatting import counted, megahertz, percent, slowed_by
-from perseus_solver.serving import FitResult, Verdict, windows_needed
+from perseus_operator.objects.formatting import counted, megahertz, percent, slowed_by, stamp
+from perseus_solver.serving import FitResult, Verdict, Why, windows_needed
 
 _NAMED = 3
+_NO_LOWER: Final[Mapping[Why, str]] = {
+    Why.LOWEST: "There is no lower clock that may be set than {here}.",
+    Why.WAITS: "A limit was missed at {lower}, which is {again}.",
+    Why.NEAR_LIMIT: "At {here} the limit is too near for {lower}, which is {again}.",
+}
+"""Why a canary goes no lower."""
 
 
 def conditions_of(pool: ServingPool, decision: ServingDecision, lately: Block) -> list[Condition]:
@@ -89,11 +97,11 @@ def _profile_ready(pool: ServingPool, spec: PoolSpec, decision: ServingDecision)
     if model.table is not None:
         message = f"{result.windows:,} windows, which the model explains within {percent(result.residual)}."
         return Condition(kind, True, Reason.PROFILE_FITTED, message)
-    fault = _no_table(result)
+    fault = _no_table(pool, result)
     return Condition(kind, False, fault.reason, fault.message)
 
 
-def _no_table(result: FitResult) -> Explanation:
+def _no_table(pool: ServingPool, result: FitResult) -> Explanation:
     """Why a fit makes no table."""
     if result.verdict is Verdict.NOT_EXPLAINED:
         message = f"No model explains what {result.windows:,} windows show: default clocks."
@@ -103,9 +111,20 @@ def _no_table(result: FitResult) -> Explanation:
             message += f" At {at} steps are off by {percent(worst.off)}."
         return Explanation(Reason.MODEL_DOES_NOT_EXPLAIN, message)
     if result.verdict is Verdict.TOO_FEW:
-        return Explanation(Reason.PROFILING_FAILED, f"Too little was seen: {', '.join(result.missing)}.")
+        message = f"Too little was seen: {', '.join(result.missing)}. {_no_lower(pool.trials)}"
+        return Explanation(Reason.PROFILING_FAILED, message.rstrip())
     lacking = "no energy of the GPUs was measured" if result.watts is None else "no lower clock was measured"
     return Explanation(Reason.PROFILING_FAILED, f"There is no table of clocks: {lacking}. Default clocks.")
+
+
+def _no_lower(trials: Trials) -> str:
+    """Why the canary goes no lower, and until when; empty: it does, or there is nothing to try."""
+    one = trials.exploration
+    if one is None or one.why not in _NO_LOWER or (one.why is not Why.LOWEST and not trials.paused_until_s > 0.0):
+        return ""
+    again = f"not tried again before {stamp(trials.paused_until_s)}" if one.why is not Why.LOWEST else ""
+    here, lower = (megahertz(one.ladder_mhz[max(0, place)]) for place in (one.place, one.place - 1))
+    return _NO_LOWER[one.why].format(here=here, lower=lower, again=again)
 
 
 def _progress(pool: ServingPool) -> Explanation:
@@ -150,6 +169,8 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
         return Condition(kind, True, Reason.CANARY, message)
     replicas = pool.signals.replicas
     message = f"The clocks of {counted(len(replicas), 'replica')} follow their load"
+    if pool.model.lowest_mhz is None:
+        message += ": no lower clock keeps the limits at any load that was seen, so all are the default ones"
     if replicas and replicas[0].workers:
         message = f"{counted(len(replicas), 'replica')} over nodes hold the clock that their greatest load lately needs"
     share, granted, slowdown = pool.job.share, decision.granted, decision.slowdown

@@ -36,7 +36,7 @@ HELD: Final[Mapping[str, str]] = {
     "Trim": "raised above the table's, since requests missed a limit",
     "Boost": "a prompt waits or is computed",
     "Hold": "a boost has just ended",
-    "BeyondTable": "at this load only the default clocks keep the limits",
+    "BeyondTable": "at this load no lower clock keeps the limits, or none was measured",
     "MemoryFull": "the memory for keys and values is full",
     "NoSample": "the engine says nothing",
     "ImpossibleSample": "what the engine says cannot be true",

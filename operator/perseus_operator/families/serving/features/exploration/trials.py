@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_core.serving import DEFAULT_CLOCKS, ServingLimits
-from perseus_operator.families.serving.features.objective.requests import quantile_s, seconds_at
+from perseus_operator.families.serving.features.objective.requests import (
+    beyond_chance,
+    least_quantile_s,
+    seconds_at,
+)
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_solver.serving import SHARE, Exploration, Sight, Why, windows_needed
 
@@ -25,6 +29,11 @@ _SETTLES: Final = 1
 """Windows after a change of the clock that do not count: what ends in them says nothing of either clock."""
 _LEAST_TIMES: Final = 20
 """Requests that ended at a clock before their times count; of fewer, the mean times of steps do."""
+_MISSED_BY_CHANCE: Final = 0.001
+"""How often chance alone may say that a clock misses a limit. It is asked with each window, so seldom: a clock that is
+left by chance is not tried for ten minutes, and without three clocks there is no model."""
+_NEAR_BY_CHANCE: Final = 0.05
+"""The same of the limit being near, which is asked once of a clock."""
 _PAUSE_S: Final = 3_600.0
 """After the limit was near: another hour has another load."""
 
@@ -175,21 +184,24 @@ class Trials:
         return tuple(Missed(mhz, misses, until_s) for mhz, misses, until_s in clocks if misses)
 
     def _p99_s(self, limits: ServingLimits) -> float:
-        """Of the time that has a limit; NaN: not known yet."""
+        """Of the time that has a limit, the least that it may be; NaN: not known yet."""
         times = self._first if limits.per_token_s is None else self._tokens
         if times.total() >= _LEAST_TIMES:
-            return quantile_s(times, 0.99) or math.nan
+            return least_quantile_s(times, 0.99, _NEAR_BY_CHANCE)
         if limits.per_token_s is None or not self._steps_s:
             return math.nan
         ordered = sorted(self._steps_s)
         return ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
 
     def _missed(self, exploration: Exploration, limits: ServingLimits) -> bool:
-        """Whether more requests than half of those that may missed a limit which the highest clock would have kept."""
+        """Whether more requests than half of those that may missed a limit which the highest clock would have kept.
+
+        More for certain: of a baseline's own requests some are beyond it by a share, at any clock.
+        """
         slower = exploration.ladder_mhz[-1] / exploration.attempt.clock_mhz
         for times, limit_s in ((self._first, limits.first_token_s), (self._tokens, limits.per_token_s)):
             late = (count for place, count in times.items() if limit_s and 1.0 < seconds_at(place) / limit_s <= slower)
-            if sum(late) > 0.5 * (1.0 - limits.attainment) * times.total():
+            if beyond_chance(sum(late), times.total(), 0.5 * (1.0 - limits.attainment), _MISSED_BY_CHANCE):
                 return True
         return False
 

@@ -6,6 +6,7 @@ between the edges that agent and operator share.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,32 @@ def quantile_s(times: Mapping[int, int], share: float) -> float | None:
         if left <= 1e-9:
             return seconds_at(place)
     return None
+
+
+def beyond_chance(late: int, count: int, share: float, chance: float) -> bool:
+    """Whether more of a count than a share are late, and chance alone says so less often than this.
+
+    Chernoff's bound, which holds for a handful of requests as for a million: one late request of twenty says nothing of
+    one in a hundred.
+
+    >>> beyond_chance(1, 20, 0.01, 0.05), beyond_chance(4, 20, 0.01, 0.05)
+    (False, True)
+    """
+    seen = late / max(1, count)
+    if seen <= share:
+        return False
+    rest = (count - late) * math.log((1.0 - seen) / (1.0 - share)) if late < count else 0.0
+    return late * math.log(seen / share) + rest > -math.log(chance)
+
+
+def least_quantile_s(times: Mapping[int, int], share: float, chance: float) -> float:
+    """The least that a quantile may be, as far as so few times can say; NaN: there are none."""
+    count, late, least_s = sum(times.values()), 0, math.nan
+    for place in sorted(times, reverse=True):
+        if beyond_chance(late, count, 1.0 - share, chance):
+            break
+        least_s, late = seconds_at(place), late + times[place]
+    return least_s
 
 
 @dataclass
