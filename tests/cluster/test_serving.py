@@ -1,4 +1,5 @@
-"""A Deployment of simulated vLLM under load: measured at one replica, then every clock follows its load.
+"""A Deployment of simulated vLLM under load, from one label on its namespace to a measured saving: no object of ours is
+written by a user. Then it is rolled over and scaled, and a node is lost.
 
 The chapters depend on one another; with ``-s`` they print the journey. Engines say themselves how many requests kept
 their limits; clocks are read from the simulated GPUs, outside of every pod.
@@ -7,6 +8,7 @@ their limits; clocks are read from the simulated GPUs, outside of every pod.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -23,8 +25,12 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_aft
 
 POOL, BY_PAGE = "chat", "unplugged"
 REPLICAS = 2
-LOWEST_MHZ = 1560
-"""Four clocks are tried, for some ten seconds each but the first ones."""
+SLOWEST_S = 2 * PATIENCE_S
+"""A thousand requests are counted for the baseline, and the canary tries as many clocks as a fifth more time allows."""
+SPAN_S = 60.0
+"""In which a thousand requests end: joules of a token move with the load, by some percent in so long."""
+LEAST_SAVED = 0.05
+"""Of the joules of a token, by the engines' own account."""
 FIRST_TOKEN_S, PER_TOKEN_S = 0.25, 0.025
 FLAGS = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
@@ -33,18 +39,18 @@ FLAGS = (
 )
 
 
-def deployment(name: str, replicas: int, *arguments: str) -> dict[str, Any]:
+def deployment(name: str, replicas: int, *arguments: str, labelled: bool = False) -> dict[str, Any]:
     limits = f"--first-token-s={FIRST_TOKEN_S}", f"--per-token-s={PER_TOKEN_S}"
     container = {
         "name": "engine",
         "image": TRAINER_IMAGE,
-        "command": ["python", "-m", "perseus_sim.serving.pod_engine", "--per-second=2.5", *limits, *arguments],
+        "command": ["python", "-m", "perseus_sim.serving.pod_engine", "--per-second=8", *limits, *arguments],
         "ports": [{"containerPort": 8000}],
         "resources": {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": "1"}},
         "securityContext": CONFINED,
     }
     spec = {"automountServiceAccountToken": False, "terminationGracePeriodSeconds": 2, "containers": [container]}
-    labels = {"app": name, keys.LABEL_JOB: name}
+    labels = {"app": name, **({keys.LABEL_JOB: name} if labelled else {})}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -68,7 +74,6 @@ def pool(name: str, mode: str) -> dict[str, Any]:
                 "timeToFirstToken": {"limit": f"{1000 * FIRST_TOKEN_S:.0f}ms"},
                 "timePerOutputToken": {"limit": f"{1000 * PER_TOKEN_S:.0f}ms"},
             },
-            "clocks": {"minimumMegahertz": LOWEST_MHZ},
             "mode": mode,
         },
     }
@@ -79,6 +84,10 @@ class Serving:
 
     def __init__(self, journey: Journey) -> None:
         self.journey = journey
+        self.default = 0.0, 0.0
+        """Joules and tokens before any clock was set."""
+        self.said: dict[str, str] = {}
+        """What each condition has said last."""
 
     def condition(self, name: str, kind: str) -> tuple[str, str, str]:
         body = self.journey.read("-n", TRAINING, "get", keys.POOL_PLURAL, name)
@@ -100,6 +109,26 @@ class Serving:
         """What each engine has said last about its requests."""
         logs = [self.journey.core.read_namespaced_pod_log(pod.metadata.name, TRAINING) for pod in self.pods(name)]
         return [json.loads(log.strip().splitlines()[-1]) for log in logs if log.strip()]
+
+    def totals(self, name: str) -> tuple[float, float]:
+        """Joules and tokens by the engines' own account, since they began."""
+        told = self.told(name)
+        return sum(one["joules"] for one in told), sum(one["tokens"] for one in told)
+
+    def joules_per_token(self, name: str, span_s: float) -> float:
+        """Over a span of time from now on."""
+        before = self.totals(name)
+        time.sleep(span_s)
+        joules, tokens = (after - one for after, one in zip(self.totals(name), before, strict=True))
+        return joules / tokens
+
+    def says(self, name: str, kind: str) -> bool:
+        """Print a condition's message if it is another, and tell whether the condition is true."""
+        status, reason, message = self.condition(name, kind)
+        if message != self.said.get(kind):
+            self.said[kind] = message
+            self.journey.say(f"{kind} {status}, {reason}: {message}")
+        return status == "True"
 
     def follow(self, name: str, replicas: int) -> bool:
         """Whether so many replicas run, are seen, and have a clock."""
@@ -129,23 +158,40 @@ def serving(journey: Journey) -> Serving:
 
 def test_an_engine_with_the_plugin_is_seen_by_its_pool(serving: Serving) -> None:
     journey = serving.journey
+    journey.say(f"$ kubectl label namespace {TRAINING} {keys.LABEL_CLASS}=default")
+    journey.kubectl("label", "namespace", TRAINING, f"{keys.LABEL_CLASS}=default")
     journey.apply(deployment(POOL, REPLICAS))
-    journey.apply(pool(POOL, "Enforce"))
+    journey.eventually("its ServingPool is made", lambda: serving.condition(POOL, "Accepted")[0] == "True", PATIENCE_S)
     journey.eventually("engines say what they do", lambda: serving.true(POOL, "SignalsReady"), PATIENCE_S)
     journey.say(serving.condition(POOL, "SignalsReady")[2])
-    assert serving.true(POOL, "Accepted")
+    assert serving.condition(POOL, "ClocksApplied")[1] == "MeasuringBaseline"
     journey.show(f"kubectl -n {TRAINING} get sp", journey.kubectl("-n", TRAINING, "get", keys.POOL_PLURAL))
+
+
+def test_the_baseline_is_of_default_clocks(serving: Serving) -> None:
+    def measured() -> bool:
+        totals = serving.totals(POOL)
+        waits = serving.condition(POOL, "ClocksApplied")[1] == "MeasuringBaseline"
+        if waits:
+            assert serving.locked_mhz() == []
+            serving.default = totals
+        return not waits
+
+    serving.journey.eventually("a thousand requests are counted", measured, SLOWEST_S)
 
 
 def test_one_replica_is_measured_then_all_follow_their_load(serving: Serving) -> None:
     journey = serving.journey
-    journey.eventually("one replica is tried at a lower clock", lambda: len(serving.locked_mhz()) == 1, PATIENCE_S)
-    journey.eventually("the engine is explained", lambda: serving.true(POOL, "ProfileReady"), PATIENCE_S)
-    journey.say(serving.condition(POOL, "ProfileReady")[2])
-    journey.eventually("agents hold the table", lambda: serving.true(POOL, "ClocksApplied"), PATIENCE_S)
+    journey.eventually("one replica is tried at a lower clock", lambda: len(serving.locked_mhz()) == 1, SLOWEST_S)
+    journey.eventually("the engine is explained", lambda: serving.says(POOL, "ProfileReady"), SLOWEST_S)
+    journey.eventually("agents hold the table", lambda: serving.says(POOL, "ClocksApplied"), PATIENCE_S)
     journey.eventually("every replica has its clock", lambda: len(serving.locked_mhz()) == REPLICAS, PATIENCE_S)
-    assert min(serving.locked_mhz()) >= LOWEST_MHZ
-    journey.eventually("requests keep their limits", lambda: serving.true(POOL, "ObjectiveKept"), PATIENCE_S)
+    joules, tokens = serving.default
+    default, law = joules / tokens, serving.joules_per_token(POOL, SPAN_S)
+    journey.say(f"{law:.3f} J a token, after {default:.3f} J at default clocks: {1.0 - law / default:.1%} saved")
+    journey.plugin("serving", POOL)
+    assert law < (1 - LEAST_SAVED) * default
+    journey.eventually("requests keep their limits", lambda: serving.says(POOL, "ObjectiveKept"), PATIENCE_S)
     serving.keep_their_limits(POOL)
 
 
@@ -194,16 +240,26 @@ def test_a_lost_node_leaves_its_gpus_at_default_clocks_and_the_others_ready(serv
 
 def test_an_engine_without_the_plugin_is_seen_by_its_page(serving: Serving) -> None:
     journey = serving.journey
-    journey.apply(deployment(BY_PAGE, 1, "--no-plugin"))
+    journey.apply(deployment(BY_PAGE, 1, "--no-plugin", labelled=True))
     journey.apply(pool(BY_PAGE, "Observe"))
     journey.eventually("its page is read", lambda: serving.true(BY_PAGE, "SignalsReady"), PATIENCE_S)
     journey.eventually("its requests are counted", lambda: serving.true(BY_PAGE, "ObjectiveKept"), PATIENCE_S)
     journey.say(serving.condition(BY_PAGE, "ObjectiveKept")[2])
 
 
-def test_a_deleted_pool_leaves_default_clocks_and_engines_that_serve(serving: Serving) -> None:
+def test_a_rollout_is_followed_in_the_end(serving: Serving) -> None:
     journey = serving.journey
-    journey.kubectl("-n", TRAINING, "delete", keys.POOL_PLURAL, POOL, BY_PAGE)
+    journey.kubectl("-n", TRAINING, "rollout", "restart", f"deployment/{POOL}")
+    journey.kubectl("-n", TRAINING, "rollout", "status", f"deployment/{POOL}", f"--timeout={PATIENCE_S:.0f}s")
+    journey.eventually("the next pods follow", lambda: serving.follow(POOL, REPLICAS), PATIENCE_S)
+    serving.keep_their_limits(POOL)
+
+
+def test_a_suspended_pool_leaves_default_clocks_and_engines_that_serve(serving: Serving) -> None:
+    journey = serving.journey
+    journey.kubectl("-n", TRAINING, "delete", keys.POOL_PLURAL, BY_PAGE)
+    suspended = json.dumps({"spec": {"suspend": True}})
+    journey.kubectl("-n", TRAINING, "patch", keys.POOL_PLURAL, POOL, "--type=merge", f"--patch={suspended}")
     journey.eventually("default clocks", lambda: not serving.locked_mhz(), PATIENCE_S)
     before = sum(one["ended"] for one in serving.told(POOL))
     journey.eventually("they serve on", lambda: sum(one["ended"] for one in serving.told(POOL)) > before, PATIENCE_S)

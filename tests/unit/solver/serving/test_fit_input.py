@@ -124,4 +124,4 @@ def test_a_planted_error_is_named_by_its_first_cell() -> None:
     rows[5][1] = replace(rows[5][1], watts=0.0)
     found = check(REQUEST, replace(result, certificates=tuple(map(tuple, rows))))
     assert found is not None
-    assert found.startswith("running 8, kv_share 0.375")
+    assert found.startswith(f"running {REQUEST.running[3]}, kv_share {REQUEST.kv_share[2]:g}")
