@@ -39,9 +39,15 @@ def tried(first_tokens_s: list[list[float]], mhz: int = 1875) -> Trials:
 def seen(mhz: int, first_tokens_s: list[float]) -> EngineWindow:
     places = [place_of(time_s) for time_s in first_tokens_s]
     first_tokens = {place: places.count(place) for place in places}
-    window = EngineWindow(pod_uid="p", pid=1, time_us=1_000_000, clock_mhz=mhz, steps=100, steps_us=700_000)
-    window.first_tokens.update(first_tokens)
-    return window
+    return EngineWindow(
+        pod_uid="p",
+        pid=1,
+        time_us=1_000_000,
+        clock_mhz=mhz,
+        steps=100,
+        steps_us=700_000,
+        first_tokens=first_tokens,
+    )
 
 
 def test_one_late_request_among_many_bars_no_clock() -> None:
