@@ -21,7 +21,7 @@ from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.jobs.pools.figures import ENGINES, TIMES, PoolCounts, PoolState, SavedShare
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
-from perseus_operator.solving.quality import CalibrationQuality
+from perseus_operator.solving.view import CalibrationQuality
 
 NODES: Final = 12_500
 GPUS_OF_NODE: Final = 8

@@ -21,7 +21,7 @@ from perseus_operator.api.status import Figures, Savings, StatusFigures
 from perseus_operator.jobs.pools.metrics import PoolMetrics
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.values import JobRef
-from perseus_operator.solving.quality import CalibrationQuality
+from perseus_operator.solving.view import CalibrationQuality
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series of counters
 

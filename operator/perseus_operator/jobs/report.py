@@ -15,7 +15,7 @@ from perseus_operator.jobs.events import JobEvent
 from perseus_operator.jobs.pools.figures import PoolState
 from perseus_operator.nodes.gpu import PowerSmoothing
 from perseus_operator.nodes.iterations import Measured
-from perseus_operator.solving.quality import CalibrationQuality
+from perseus_operator.solving.view import CalibrationQuality
 
 
 @dataclass(frozen=True, kw_only=True)

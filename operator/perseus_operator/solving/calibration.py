@@ -21,8 +21,8 @@ import numpy.typing as npt
 from perseus_core.units import s_from_us
 from perseus_operator.errors import SolveFailed
 from perseus_operator.nodes.iterations import JobIteration
-from perseus_operator.solving.quality import CalibrationQuality
 from perseus_operator.solving.request import SolveRequest, problem_of, profile_of, schedule_of
+from perseus_operator.solving.view import CalibrationQuality
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s, verified
 from perseus_solver.calibration.recorder import MOST_ITERATIONS

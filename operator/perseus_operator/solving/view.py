@@ -1,4 +1,4 @@
-"""A solved frontier as planning reads it: integers, without frequencies or arrays."""
+"""A solved frontier as planning reads it, integers without frequencies or arrays, and what is said of a calibration."""
 
 from __future__ import annotations
 
@@ -97,3 +97,19 @@ class PlannedTimes(Protocol):
     def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
         """Slowdown of an iteration whose stages have these slowdowns."""
         ...
+
+
+@dataclass(frozen=True)
+class CalibrationQuality:
+    """Whether a calibrated model explains the run, and how well. Errors and allowance are ratios, not per cents."""
+
+    digest: str
+    explains: bool
+    reason: str
+    heldout_error: float | None
+    """Mean error over iterations that were not used for fitting."""
+    uncalibrated_error: float
+    """Mean error of the model without calibration."""
+    iterations: int
+    allowance: float
+    """Nearly all iterations stay within this share above what is planned."""

@@ -101,8 +101,8 @@ def _variants(wanted: PlanWork, profiles: Sequence[StoredObject]) -> list[Measur
         if one.name == profile_name(wanted.basis.fingerprint):
             continue
         assert stored.gpus is not None
-        found = stored.measured_at, MeasuredVariant(stored.gpus, stored.windows)
-        variants[stored.gpus] = max(variants.get(stored.gpus, found), found, key=lambda each: each[0])
+        variant = stored.measured_at, MeasuredVariant(stored.gpus, stored.windows)
+        variants[stored.gpus] = max(variants.get(stored.gpus, variant), variant, key=lambda each: each[0])
     return [variant for _, variant in sorted(variants.values(), key=lambda each: each[1].gpus)][:_MOST_VARIANTS]
 
 

@@ -177,13 +177,13 @@ def cells_of(counts: Mapping[int, int]) -> tuple[tuple[Cell, ...], bool]:
     joint = np.zeros((LENGTHS + 1, LENGTHS + 1))
     for place, count in counts.items():
         joint[lengths_at(place)] += count
-    known, together = joint[:UNKNOWN, :UNKNOWN], True
-    if not known.any():
+    requests, together = joint[:UNKNOWN, :UNKNOWN], True
+    if not requests.any():
         prompts, outputs = joint[:UNKNOWN, UNKNOWN], joint[UNKNOWN, :UNKNOWN]
-        known, together = np.outer(prompts, outputs), False
-    if not known.any():
+        requests, together = np.outer(prompts, outputs), False
+    if not requests.any():
         raise InvalidProblem("counts must have at least one request")
-    shares = known / known.sum()
+    shares = requests / requests.sum()
     return tuple(
         Cell(int(prompt), int(output), float(shares[prompt, output])) for prompt, output in np.argwhere(shares > 0.0)
     ), together

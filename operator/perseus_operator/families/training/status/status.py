@@ -32,7 +32,7 @@ from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.report import smoothing_to_status
 from perseus_operator.nodes.iterations import Measured
 from perseus_operator.objects.formatting import exact_percent, fine_percent, percent
-from perseus_operator.solving.quality import CalibrationQuality
+from perseus_operator.solving.view import CalibrationQuality
 
 _SHOWN_STRAGGLERS: Final = 32
 """As many as the CRD's schema allows in ``status.stragglers``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.solving.quality import CalibrationQuality
+from perseus_operator.solving.view import CalibrationQuality
 
 
 @dataclass
