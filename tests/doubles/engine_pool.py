@@ -52,6 +52,10 @@ MACHINE = Machine("h100", "llama-3.1-70b", 4)
 ENGINE = Engine("", 1, "vllm", "0.11.0", "llama-3.1-70b", "tp 4", (("max-num-seqs", "256"),))
 UNCOUNTED = SimpleNamespace(pools=SimpleNamespace(count=lambda *_: None))
 """Metrics that hold nothing: a pool can be copied with them, but not with the operator's."""
+RENEWED_S = 10
+"""How often leases are renewed."""
+WORKER_SHARE = 2
+"""What a worker's GPUs use, of what its leader's do."""
 _CHUNK_TOKENS = 512
 _CONTEXT = 1_000
 
@@ -105,6 +109,9 @@ class EnginePool:
             self.silent |= {pod.uid for pod in self._pods if "-w" in pod.uid}
         self.undrivable: set[str] = set()
         """Nodes whose agents cannot lock a clock."""
+        self.uncounted: set[str] = set()
+        """Nodes whose GPUs have no counter of energy."""
+        self._used_mj = Counter[str]()
         self._changed = Counter[str]()
         self.start()
 
@@ -192,6 +199,8 @@ class EnginePool:
 
     def step(self) -> None:
         """A second: decide, obey, fit, serve."""
+        if self.second % RENEWED_S == 0:
+            self._renew()
         decision = self.decide()
         self._obey(decision)
         for action in decision.actions:
@@ -256,6 +265,19 @@ class EnginePool:
                     self._changed[node.name] += 1
                     node.engines.accepted(action.orders, f"id-{self.orders}")
 
+    def _renew(self) -> None:
+        """Agents say again what they hold, and what GPUs of pods without an engine have used."""
+        for node in self.nodes:
+            if node.leased_pods is not None:
+                known = {} if node.name in self.uncounted else {pod.uid: self._used_mj[pod.uid] for pod in node.pods}
+                node.lease_renewed(
+                    started_s=self.second,
+                    ttl_s=1e9,
+                    clock=self._lease_clock(node, node.resting.mhz),
+                    orders_id=node.engines.orders_id,
+                    energies_mj=known,
+                )
+
     def _lease_clock(self, node: Node, mhz: int) -> LeaseClock | None:
         """What the agent says of the clock that a lease asks for."""
         if not mhz:
@@ -296,6 +318,9 @@ class EnginePool:
             changed=changed,
             energy_mj=seen.energy_mj if self.measures_energy else None,
         )
+        for worker in self._pods:
+            if worker.uid.startswith(f"{engine.pod_uid}-w"):
+                self._used_mj[worker.uid] += WORKER_SHARE * (seen.energy_mj or 0) * 1_000_000 // seen.time_us
         return self.lie(seen)
 
 

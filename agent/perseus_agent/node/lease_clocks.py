@@ -2,8 +2,9 @@
 
 A lease that was acquired with a clock holds every GPU that the kubelet gave to its pods at that clock, until the pod
 leaves the lease or the lease ends. The kubelet is asked again and again, and its latest answer counts: a GPU that it no
-longer gives to the pod is let go, so that the next pod finds it at its default clocks. Belongs to the node, which calls
-all but ``ask_kubelet`` under its lock; the GPUs' workers only get commands.
+longer gives to the pod is let go, so that the next pod finds it at its default clocks. Of pods of other leases it is
+asked once which GPUs they have, so that their energy can be reported without a process of theirs. Belongs to the node,
+which calls all but ``ask_kubelet`` under its lock; the GPUs' workers only get commands.
 """
 
 from __future__ import annotations
@@ -47,12 +48,18 @@ class LeaseClocks:
         self._lock = lock
         self._holders: dict[str, _Holder] = {}  # by GPU
         self._problems: dict[_Holder, dict[str, str]] = {}  # by GPU, or by "" where none is known
+        self._given: dict[_Holder, tuple[str, ...]] = {}  # GPUs; none where one of them is not the pod's alone
 
     def ask_kubelet(self) -> None:
         """Ask the kubelet which GPUs the pods have, and hold those. Called without the lock, again and again: a GPU
         that could not be locked is tried again."""
         with self._lock:
-            wanted = [(lease, pod) for lease in self._leases.all() if lease.clock.mhz for pod in lease.pods.values()]
+            wanted = [
+                (lease, pod)
+                for lease in self._leases.all()
+                for pod in lease.pods.values()
+                if lease.clock.mhz or _Holder(lease.job_uid, pod.uid) not in self._given
+            ]
         why = ""
         for lease, pod in wanted:
             allocation = None
@@ -62,8 +69,13 @@ class LeaseClocks:
             except KubeletUnavailable as error:
                 why = str(error)
             with self._lock:
-                if not self._leases.is_held(lease) or lease.pods.get(pod.uid) != pod or not lease.clock.mhz:
+                if not self._leases.is_held(lease) or lease.pods.get(pod.uid) != pod:
                     continue  # the lease has changed since: the next turn decides
+                if allocation is not None:
+                    whole = () if allocation.undrivable else allocation.gpu_uuids
+                    self._given[_Holder(lease.job_uid, pod.uid)] = whole
+                if not lease.clock.mhz:
+                    continue
                 if why:
                     self._unknown(_Holder(lease.job_uid, pod.uid), why)
                 else:
@@ -71,6 +83,7 @@ class LeaseClocks:
 
     def leased(self, lease: JobLease) -> None:
         """Let go what a lease that was acquired anew does not name any more."""
+        self._forget(lease.job_uid)
         pods = lease.pods if lease.clock.mhz else {}
         self._let_go(
             lambda _, holder: holder.job_uid == lease.job_uid and holder.pod_uid not in pods,
@@ -79,7 +92,24 @@ class LeaseClocks:
 
     def ended(self, job_uid: str, reason: str) -> dict[str, Future[bool]]:
         """Let go everything of a lease. Returns for each GPU whether it is back at its default clocks."""
+        self._forget(job_uid)
         return self._let_go(lambda _, holder: holder.job_uid == job_uid, reason)
+
+    def _forget(self, job_uid: str) -> None:
+        """The kubelet is to be asked again: which GPUs the pods have may follow from the lease's names of devices."""
+        self._given = {holder: uuids for holder, uuids in self._given.items() if holder.job_uid != job_uid}
+
+    def energies_mj(self, lease: JobLease) -> dict[str, int]:
+        """What all GPUs of a pod have used by their counters, as last read, by its UID; without pods of which it is not
+        known of all.
+        """
+        used_mj = dict[str, int]()
+        for holder, uuids in self._given.items():
+            totals_mj = [self._workers[uuid].meter.total_mj if uuid in self._workers else None for uuid in uuids]
+            known_mj = [total_mj for total_mj in totals_mj if total_mj is not None]
+            if holder.job_uid == lease.job_uid and uuids and len(known_mj) == len(uuids):
+                used_mj[holder.pod_uid] = sum(known_mj)
+        return used_mj
 
     def view(self, lease: JobLease) -> tuple[LeasedGpu, ...]:
         """The GPUs of a lease; nothing before the kubelet has been asked."""

@@ -122,6 +122,8 @@ class LeaseView:
     orders_id: str
     engine_faults: Mapping[str, str]
     """Why no engine of a pod is followed, by its UID."""
+    energies_mj: Mapping[str, int]
+    """What all GPUs of a pod have used, by its UID, where that is known of all."""
 
 
 class LeaseTable:
@@ -298,13 +300,22 @@ class LeaseTable:
                 pages |= {uid: page for uid, page in ordered if uid in lease.pods and uid not in but}
         return pages
 
-    def view(self, lease: JobLease, *, ranks: int, gpus: tuple[LeasedGpu, ...], faults: Mapping[str, str]) -> LeaseView:
+    def view(
+        self,
+        lease: JobLease,
+        *,
+        ranks: int,
+        gpus: tuple[LeasedGpu, ...],
+        energies_mj: Mapping[str, int],
+        faults: Mapping[str, str],
+    ) -> LeaseView:
         """A lease with the number of its ranks and the GPUs at its clock, as it is reported.
 
         Args:
             lease: to report.
             ranks: that it has.
             gpus: at its clock.
+            energies_mj: as of ``LeaseClocks.energies_mj``.
             faults: why no engine of a pod is followed, by the UID of any pod.
         """
         plan_set = lease.plans.plan_set
@@ -321,6 +332,7 @@ class LeaseTable:
             gpus=gpus,
             orders_id=lease.orders_id,
             engine_faults={uid: why for uid, why in faults.items() if uid in lease.pods},
+            energies_mj=energies_mj,
         )
 
     def _others(self, job_uid: str, pods: Mapping[str, PodName]) -> list[JobLease]:

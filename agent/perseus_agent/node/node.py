@@ -294,8 +294,9 @@ class Node:
                 seat.worker.selection_changed()
 
     def _view(self, lease: JobLease) -> LeaseView:
-        ranks = len(self._sessions.ranks(lease.job_uid))
-        return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease), faults=self.page_faults)
+        ranks, clocks = len(self._sessions.ranks(lease.job_uid)), self._lease_clocks
+        gpus, energies_mj = clocks.view(lease), clocks.energies_mj(lease)
+        return self.leases.view(lease, ranks=ranks, gpus=gpus, energies_mj=energies_mj, faults=self.page_faults)
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
         pending = self._lease_clocks.ended(lease.job_uid, reason)

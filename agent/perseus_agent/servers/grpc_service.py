@@ -275,6 +275,7 @@ def _lease(view: LeaseView) -> messages.Lease:
         engine_faults=[
             messages.EngineFault(pod_uid=uid, message=why) for uid, why in sorted(view.engine_faults.items())
         ],
+        energies=[messages.PodEnergy(pod_uid=uid, energy_mj=mj) for uid, mj in sorted(view.energies_mj.items())],
     )
 
 

@@ -145,6 +145,7 @@ class NodeSession:
                 clock=lease.clock,
                 orders_id=lease.orders_id,
                 engine_faults=lease.engine_faults,
+                energies_mj=lease.energies_mj,
             )
             self._read(node)
             await self._describe(node, lease.description)
@@ -156,6 +157,7 @@ class NodeSession:
                 clock=lease.clock,
                 orders_id=lease.orders_id,
                 engine_faults=lease.engine_faults,
+                energies_mj=lease.energies_mj,
             )
             if not node.is_described(lease.description) or self._family().schedules_wanted:
                 await self._describe(node, lease.description)

@@ -68,6 +68,19 @@ class Rank:
         return self.pod_uid, self.pid, self.id
 
 
+@dataclass(frozen=True)
+class EnergyReadings:
+    """What the GPUs of pods have used by their counters.
+
+    Attributes:
+        at_s: when they were asked, monotonic seconds.
+        used_mj: of all GPUs of a pod, by its UID; a pod of which that is not known of all is left out.
+    """
+
+    at_s: float = 0.0
+    used_mj: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class Node:
     """A node and what is known of its agent. Times are monotonic seconds."""
@@ -95,6 +108,8 @@ class Node:
     """Clock that the lease asks for."""
     clock: LeaseClock | None = None
     """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
+    energies: EnergyReadings = EnergyReadings()  # it is frozen
+    """What pods have used, by the latest lease."""
     renew_at_s: float = 0.0
     expires_at_s: float = 0.0
     description: int = 0
@@ -213,6 +228,7 @@ class Node:
         clock: LeaseClock | None = None,
         orders_id: str = "",
         engine_faults: Mapping[str, str] | None = None,
+        energies_mj: Mapping[str, int] | None = None,
     ) -> None:
         """The agent granted the lease.
 
@@ -226,11 +242,17 @@ class Node:
             clock: as of ``lease_renewed``.
             orders_id: as of ``lease_renewed``.
             engine_faults: as of ``lease_renewed``.
+            energies_mj: as of ``lease_renewed``.
         """
         self.leased_pods, self.resting = pods, resting
         self.plans.lease_acquired(plan_id, following=following)
         self.lease_renewed(
-            started_s=started_s, ttl_s=ttl_s, clock=clock, orders_id=orders_id, engine_faults=engine_faults
+            started_s=started_s,
+            ttl_s=ttl_s,
+            clock=clock,
+            orders_id=orders_id,
+            engine_faults=engine_faults,
+            energies_mj=energies_mj,
         )
 
     def described(self, description: int) -> None:
@@ -253,6 +275,7 @@ class Node:
         clock: LeaseClock | None = None,
         orders_id: str = "",
         engine_faults: Mapping[str, str] | None = None,
+        energies_mj: Mapping[str, int] | None = None,
     ) -> None:
         """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
         clock.
@@ -263,8 +286,10 @@ class Node:
             clock: what the agent says of the clock that the lease asks for.
             orders_id: how it calls the orders for engines that it holds; empty: it holds none.
             engine_faults: why it follows no engine of a pod, by the UID of the pod.
+            energies_mj: what all GPUs of a pod have used by their counters, by the UID of the pod.
         """
         self.clock = clock
+        self.energies = EnergyReadings(started_s, energies_mj or {})
         self.engines.lease_granted(orders_id, engine_faults or {})
         faulty = clock is not None and clock.faulty
         driven = self.plans.driven or self.engines.driven
@@ -281,6 +306,7 @@ class Node:
     def lease_lost(self) -> None:
         """The lease is over, given back or not: what the agent holds is no longer known."""
         self.leased_pods = self.clock = None
+        self.energies = EnergyReadings()
         self.plans.lease_lost()
         self.engines.lease_lost()
 

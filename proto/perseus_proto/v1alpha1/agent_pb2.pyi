@@ -236,7 +236,7 @@ class Container(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description", "orders_id", "engine_faults")
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description", "orders_id", "engine_faults", "energies")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +246,7 @@ class Lease(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ORDERS_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    ENERGIES_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     remaining_ms: int
@@ -255,7 +256,16 @@ class Lease(_message.Message):
     description: int
     orders_id: str
     engine_faults: _containers.RepeatedCompositeFieldContainer[EngineFault]
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ..., orders_id: _Optional[str] = ..., engine_faults: _Optional[_Iterable[_Union[EngineFault, _Mapping]]] = ...) -> None: ...
+    energies: _containers.RepeatedCompositeFieldContainer[PodEnergy]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ..., orders_id: _Optional[str] = ..., engine_faults: _Optional[_Iterable[_Union[EngineFault, _Mapping]]] = ..., energies: _Optional[_Iterable[_Union[PodEnergy, _Mapping]]] = ...) -> None: ...
+
+class PodEnergy(_message.Message):
+    __slots__ = ("pod_uid", "energy_mj")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    energy_mj: int
+    def __init__(self, pod_uid: _Optional[str] = ..., energy_mj: _Optional[int] = ...) -> None: ...
 
 class EngineFault(_message.Message):
     __slots__ = ("pod_uid", "message")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.doubles.engine_pool import EnginePool, group_of
+from tests.doubles.engine_pool import RENEWED_S, WORKER_SHARE, EnginePool, group_of
 
 from perseus_core.serving import FOLLOW_TABLE
 from perseus_operator.api.conditions import Reason
+from perseus_operator.families.serving.features.groups.energy import Arrived, Energies
+from perseus_operator.jobs.pools.figures import PoolCounts
+from perseus_operator.nodes.engines import EngineWindow
+from perseus_operator.nodes.node import EnergyReadings, Node
+from perseus_operator.objects.values import Pod
 
 LONG_S = 1_500
 WORKERS = 2
@@ -148,3 +155,83 @@ def test_workers_whose_engines_speak_are_replicas_of_their_own() -> None:
     pool.pods(*group_of(0, 1))
     pool.run(LONG_S, until=lambda: pool.clocks == [FOLLOW_TABLE] * 2)
     assert pool.clocks == [FOLLOW_TABLE] * 2
+
+
+# ------------------------------------------------------------------------------------------------------------- energy
+
+PLENTY = 1 + WORKERS * WORKER_SHARE
+"""What a group uses, of what its leader's GPUs do."""
+
+
+class Counts:
+    """Metrics that hold what windows were counted."""
+
+    def __init__(self) -> None:
+        self.pools = self
+        self.windows: list[PoolCounts] = []
+
+    def count(self, _: object, counts: PoolCounts) -> None:
+        self.windows.append(counts)
+
+
+def leaders_mj(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the leaders' own GPUs use from now on, window by window."""
+    seen: list[int] = []
+    window = pool.window
+
+    def kept(*about: Any) -> EngineWindow:
+        made = window(*about)
+        seen.append(made.energy_mj or 0)
+        return made
+
+    monkeypatch.setattr(pool, "window", kept)
+    return seen
+
+
+def test_joules_are_those_of_all_gpus_of_a_group(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = pool.family._services.metrics = Counts()
+    leaders = leaders_mj(pool, monkeypatch)
+    pool.running = lambda *_: 64
+    pool.run(100)
+    measured = [one.energy_mj for one in counts.windows if one.energy_mj is not None]
+    assert len(measured) >= 2 * (100 - RENEWED_S) - 40
+    mean_mj, own_mj = sum(measured) / len(measured), sum(leaders) / len(leaders)
+    assert mean_mj == pytest.approx(PLENTY * own_mj, rel=0.1)
+    assert all(one.generated_tokens for one in counts.windows), "tokens are counted with their joules"
+
+
+def test_where_a_worker_has_no_counter_a_group_has_no_joules(pool: EnginePool) -> None:
+    pool.uncounted = {"node-0-w2"}
+    pool.run(60)
+    counts = pool.family._services.metrics = Counts()
+    pool.run(200)
+    assert any(one.energy_mj for one in counts.windows), "the other group's are known"
+    assert {one.energy_mj for one in counts.windows if one.energy_mj is None}, "never half a group"
+    blocks = pool.family.pool.switchback._blocks
+    assert all(block.torn for block in blocks.get("pod-0", ()))
+
+
+def test_savings_of_groups_are_of_all_gpus(pool: EnginePool) -> None:
+    pool.running = lambda *_: 64
+    pool.run(9_000, until=lambda: len(pool.family.pool.switchback.comparisons) > 1)
+    one = pool.family.pool.switchback.comparisons[-1]
+    own = [pool.window(0, node, *node.engines.by_process.values()) for node in pool.nodes if node.name == "node-0"]
+    each_mj = (own[0].energy_mj or 0) / own[0].generated_tokens
+    assert one.law_mj / one.law_tokens == pytest.approx(PLENTY * each_mj, rel=0.15)
+    assert one.law_mj / one.law_tokens < one.default_mj / one.default_tokens
+
+
+def test_a_counter_that_falls_or_leaps_leaves_the_joules_between_unknown() -> None:
+    nodes = {"n": Node("n", None, frozenset())}
+    worker = Pod("w", "ns", "w", "n", "pool", {})
+    replica: Any = SimpleNamespace(workers=(worker,))
+    energies = Energies()
+    for at_s, used_mj in ((0.0, 500_000), (10.0, 900_000), (20.0, 100_000), (30.0, 500_000), (40.0, 10**15)):
+        nodes["n"].energies = EnergyReadings(at_s, {"w": used_mj})
+        energies.looked([replica], nodes)
+        for second in range(9):
+            window = EngineWindow(pod_uid="p", pid=1, time_us=1_000_000, energy_mj=7)
+            energies.arrived(Arrived(window, (worker,), at_s - 9 + second, 0.0, None))
+        known = [one.window.energy_mj for one in energies.known("p")]
+        assert set(known) == ({40_007} if at_s in (10.0, 30.0) else {None})
+    assert len(known) == 9

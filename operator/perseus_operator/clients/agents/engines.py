@@ -116,6 +116,15 @@ def faults_of(message: agent_pb2.Lease) -> dict[str, str]:
     }
 
 
+def energies_of(message: agent_pb2.Lease) -> dict[str, int]:
+    """Return what all GPUs of a pod have used, in millijoules, by its UID."""
+    return {
+        energy.pod_uid: energy.energy_mj
+        for energy in message.energies[:MOST_ENGINES]
+        if len(energy.pod_uid) <= MAX_NAME
+    }
+
+
 def window_of(message: agent_pb2.EngineWindow) -> EngineWindow | None:
     """Convert a window; None: it has more than any can have."""
     first, tokens = (_counted_of(times, _TIMES) for times in (message.first_tokens, message.tokens))

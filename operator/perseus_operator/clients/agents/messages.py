@@ -12,6 +12,7 @@ from perseus_operator.clients.agents.engines import (
     EngineJoined,
     EngineLeft,
     change_of,
+    energies_of,
     faults_of,
     is_valid_window,
     window_of,
@@ -42,6 +43,8 @@ class LeaseInfo:
     """Of the orders for engines that it holds; empty: none."""
     engine_faults: Mapping[str, str] = field(default_factory=dict)
     """Why no engine of a pod is followed, by the UID of the pod."""
+    energies_mj: Mapping[str, int] = field(default_factory=dict)
+    """What all GPUs of a pod have used by their counters, by the UID of the pod; without pods where it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
         description=message.description,
         orders_id=message.orders_id[:MAX_NAME],
         engine_faults=faults_of(message),
+        energies_mj=energies_of(message),
     )
 
 

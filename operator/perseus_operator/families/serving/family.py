@@ -58,10 +58,12 @@ class ServingFamily(Family):
         """See ``Family``."""
         if window.pod_uid not in {pod.uid for pod in node.pods}:
             return None
-        counts = counts_of(window, self.pool.limits)
-        self._services.metrics.pools.count(self._job.ref, counts)
         ceiling_mhz = node.clock.mhz if node.clock is not None else DEFAULT_CLOCKS
-        return True if self.pool.window_reported(window, ceiling_mhz, self._services.wall_s()) else None
+        now = Now(self._services.monotonic_s(), self._services.wall_s())
+        changes = self.pool.window_reported(window, ceiling_mhz, now)
+        for measured in self.pool.measured(window.pod_uid):
+            self._services.metrics.pools.count(self._job.ref, counts_of(measured, self.pool.limits))
+        return True if changes else None
 
     # ---------------------------------------------------------------------------------------------------------- decide
 

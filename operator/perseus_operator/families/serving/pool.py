@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, ServingLimits
 from perseus_operator.api.job import Mode
@@ -251,29 +252,31 @@ class ServingPool:
         permitted = ceiling_mhz == DEFAULT_CLOCKS or DEFAULT_CLOCKS < clock_mhz <= ceiling_mhz
         return permitted and self.trials.under_way(wall_s) and not self.inheritance.confirming
 
-    def window_reported(self, window: EngineWindow, ceiling_mhz: int, wall_s: float) -> bool:
+    def window_reported(self, window: EngineWindow, ceiling_mhz: int, now: Now) -> bool:
         """An engine did this in about a second; whether it changes what is to be ordered or fitted.
 
         Args:
             window: of any pod of the pool.
             ceiling_mhz: above which its agent lets no clock go; `DEFAULT_CLOCKS`: there is none.
-            wall_s: the time.
+            now: the time.
         """
+        wall_s = now.wall_s
         self.requests.window_seen(window.pod_uid, window)
         started = window.requests if self.role is Role.DECODE else sum(window.first_tokens.values())
         self.arrivals.window_seen(window, started, wall_s)
         self.lengths.window_seen(window, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
+        default = self._compared(window.pod_uid, wall_s)
+        whole = replace(window, energy_mj=None) if window.pod_uid in self.signals.divided else window
+        together = self.groups.arrived(replica, whole, self.job.nodes, now, default=default)
         if replica is None or spec is None:
             return False
-        highest_mhz = ceiling_mhz or (
-            self.model.table.boost_mhz[-1] if self.model.table is not None else DEFAULT_CLOCKS
-        )
+        table = self.model.table
+        highest_mhz = ceiling_mhz or (DEFAULT_CLOCKS if table is None else table.boost_mhz[-1])
         self.overload.window_seen(window, self.limits, highest_mhz)
         self.model.requests_seen(window)
         self.demand.window_seen(window, ceiling_mhz, wall_s)
-        if replica.workers and not self.groups.window_seen(replica, window, self.job.nodes, wall_s):
-            self.switchback.interrupted(window.pod_uid)
+        if not together:
             return False
         fitted = window_of(window, replica.highest_mhz)
         limits = self.limits if spec.sets_clocks else None
@@ -283,12 +286,8 @@ class ServingPool:
             return limits is not None and self._confirm(window.pod_uid, fitted, wall_s)
         if fitted is not None:
             self.model.window_taken(fitted)
-        if limits is None:
+        if limits is None or window.pod_uid != self.trials.canary or not self.trying(wall_s):
             return False
-        if window.pod_uid != self.trials.canary or not self.trying(wall_s):
-            self._compare(window, wall_s)
-            return False
-        self.switchback.interrupted(window.pod_uid)
         left = self.trials.window_seen(window, limits, scatter=self.model.scatter, wall_s=wall_s)
         if left:
             self.model.fit_requested()
@@ -362,13 +361,23 @@ class ServingPool:
         if by_order:
             self.baseline.window_seen(window)
 
-    def _compare(self, window: EngineWindow, wall_s: float) -> None:
-        if self.model.table is None or not self.follows(window.pod_uid) or self.ceiling_mhz != DEFAULT_CLOCKS:
-            self.switchback.interrupted(window.pod_uid)
-        else:
-            default = self.switched_back(wall_s) == window.pod_uid
-            tokens = window.prompt_tokens if self.role is Role.PREFILL else window.generated_tokens
-            self.switchback.window_seen(window, tokens, default=default, wall_s=wall_s)
+    def _compared(self, pod_uid: str, wall_s: float) -> bool | None:
+        """Whether a replica is to be at default clocks for comparison; None: it is not compared now."""
+        tried = pod_uid == self.trials.canary and self.trying(wall_s)
+        if tried or self.model.table is None or not self.follows(pod_uid) or self.ceiling_mhz != DEFAULT_CLOCKS:
+            return None
+        return self.switched_back(wall_s) == pod_uid
+
+    def measured(self, pod_uid: str) -> Iterator[EngineWindow]:
+        """Yield the windows of a pod of which the joules of all GPUs have become known, and compare them."""
+        for one in self.groups.energies.known(pod_uid):
+            window = one.window
+            if one.default is None:
+                self.switchback.interrupted(pod_uid)
+            else:
+                tokens = window.prompt_tokens if self.role is Role.PREFILL else window.generated_tokens
+                self.switchback.window_seen(window, tokens, default=one.default, wall_s=one.wall_s)
+            yield window
 
     def follows(self, pod_uid: str) -> bool:
         """Whether the mode lets a replica follow a table."""

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS
+from perseus_operator.families.serving.features.groups.energy import Arrived, Energies
 from perseus_operator.families.serving.features.power.ceiling import carrying
 from perseus_operator.families.serving.features.power.demand import Demand
 from perseus_operator.families.serving.features.signals.replicas import Replica
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.nodes.node import Node
+from perseus_operator.objects.values import Now
 from perseus_solver.serving import Ceiling
 
 SILENT_S: Final = 3.0
@@ -41,13 +44,15 @@ class Groups:
     def __init__(self) -> None:
         self.faults: dict[str, str] = {}
         """Why a worker's agent does not hold the clock of its lease."""
+        self.energies = Energies()
         self._again_s: dict[str, float] = {}
         """When it is tried again."""
         self._reported_s: dict[str, float] = {}
         self._agreed_mhz: dict[str, int] = {}
 
     def looked(self, replicas: Sequence[Replica], nodes: Mapping[str, Node], wall_s: float) -> None:
-        """Agents of workers have said what became of the clocks of their leases."""
+        """Agents of workers have said what became of the clocks of their leases, and what GPUs have used."""
+        self.energies.looked(replicas, nodes)
         for uid in [uid for uid, again_s in self._again_s.items() if wall_s >= again_s]:
             del self.faults[uid], self._again_s[uid]
         for replica in replicas:
@@ -60,13 +65,38 @@ class Groups:
 
     def pods_observed(self, uids: Collection[str]) -> None:
         """These pods there are now."""
+        self.energies.pods_observed(uids)
         self.faults = {uid: fault for uid, fault in self.faults.items() if uid in uids}
         self._again_s = {uid: again_s for uid, again_s in self._again_s.items() if uid in uids}
         self._reported_s = {uid: reported_s for uid, reported_s in self._reported_s.items() if uid in uids}
         self._agreed_mhz = {uid: mhz for uid, mhz in self._agreed_mhz.items() if uid in uids}
 
-    def window_seen(self, replica: Replica, window: EngineWindow, nodes: Mapping[str, Node], wall_s: float) -> bool:
-        """A leader did this; whether all GPUs of its group were at the window's clock all the time.
+    def arrived(
+        self,
+        replica: Replica | None,
+        window: EngineWindow,
+        nodes: Mapping[str, Node],
+        now: Now,
+        *,
+        default: bool | None,
+    ) -> bool:
+        """A pod did this; whether all GPUs of its replica were at the window's clock, if it is a group's leader.
+
+        Args:
+            replica: of the pod; None: it is none of those that share a table.
+            window: of the pod.
+            nodes: of the pool.
+            now: the time.
+            default: as of ``Arrived``.
+        """
+        workers = () if replica is None else replica.workers
+        together = replica is None or not workers or self._together(replica, window, nodes, now.wall_s)
+        seen = window if together else replace(window, default_us=0)
+        self.energies.arrived(Arrived(seen, workers, now.monotonic_s, now.wall_s, default))
+        return together
+
+    def _together(self, replica: Replica, window: EngineWindow, nodes: Mapping[str, Node], wall_s: float) -> bool:
+        """Whether all GPUs of a group were at its leader's clock all the time.
 
         A worker's agent confirms a change before or after the leader's, so the window before must agree, too.
         """

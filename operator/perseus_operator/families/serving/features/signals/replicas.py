@@ -86,6 +86,7 @@ class Signals:
         unknown: pods of which the engine is not known well enough, and what is missing.
         different: pods of another fingerprint.
         fingerprint: of the replicas; empty: there are none.
+        divided: pods of leaders of groups that are none of the replicas: what their own GPUs use is not a group's.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -93,6 +94,7 @@ class Signals:
     unknown: Mapping[str, str] = field(default_factory=dict)
     different: tuple[str, ...] = ()
     fingerprint: str = ""
+    divided: frozenset[str] = frozenset()
 
     def of_pod(self, uid: str) -> Replica | None:
         """The replica of a pod; None: it is none of those that share a table."""
@@ -112,7 +114,7 @@ def signals_of(nodes: JobNodes, before: str, faults: Mapping[str, str]) -> Signa
         faults: why a group cannot have one clock, by the UID of its leader's pod.
     """
     replicas: list[Replica] = []
-    silent, unknown = dict[str, str](), dict[str, str]()
+    silent, unknown, leaders = dict[str, str](), dict[str, str](), set[str]()
     speaking = {uid: engine for node in nodes.values() for uid, engine in _speaking(node).items()}
     groups = groups_of(pod for node in nodes.values() for pod in node.pods)
     led = {pod.uid for others in groups.values() for pod in others}
@@ -126,6 +128,8 @@ def signals_of(nodes: JobNodes, before: str, faults: Mapping[str, str]) -> Signa
             if pod.uid in groups:
                 workers = tuple(other for other in groups[pod.uid] if other.uid not in speaking)
                 fault = fault or group_fault(pod, groups[pod.uid], workers, nodes)
+                if workers or fault:
+                    leaders.add(pod.uid)
             candidate = fault or _replica(node, pod, speaking[pod.uid], workers)
             if isinstance(candidate, Replica):
                 replicas.append(candidate)
@@ -133,12 +137,14 @@ def signals_of(nodes: JobNodes, before: str, faults: Mapping[str, str]) -> Signa
                 unknown[pod.name] = candidate
     counts = Counter(replica.fingerprint for replica in replicas)
     chosen = max(counts, key=lambda each: (counts[each], each == before, each), default="")
+    alike = [one for one in replicas if one.fingerprint == chosen]
     return Signals(
-        replicas=tuple(sorted((one for one in replicas if one.fingerprint == chosen), key=lambda one: one.pod)),
+        replicas=tuple(sorted(alike, key=lambda one: one.pod)),
         silent=dict(sorted(silent.items())),
         unknown=dict(sorted(unknown.items())),
         different=tuple(sorted(one.pod for one in replicas if one.fingerprint != chosen)),
         fingerprint=chosen,
+        divided=frozenset(leaders - {one.pod_uid for one in alike}),
     )
 
 
