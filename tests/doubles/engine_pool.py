@@ -267,16 +267,15 @@ class EnginePool:
 
     def _renew(self) -> None:
         """Agents say again what they hold, and what GPUs of pods without an engine have used."""
-        for node in self.nodes:
-            if node.leased_pods is not None:
-                known = {} if node.name in self.uncounted else {pod.uid: self._used_mj[pod.uid] for pod in node.pods}
-                node.lease_renewed(
-                    started_s=self.second,
-                    ttl_s=1e9,
-                    clock=self._lease_clock(node, node.resting.mhz),
-                    orders_id=node.engines.orders_id,
-                    energies_mj=known,
-                )
+        for node in (node for node in self.nodes if node.leased_pods is not None):
+            known = {} if node.name in self.uncounted else {pod.uid: self._used_mj[pod.uid] for pod in node.pods}
+            node.lease_renewed(
+                started_s=self.second,
+                ttl_s=1e9,
+                clock=self._lease_clock(node, node.resting.mhz),
+                orders_id=node.engines.orders_id,
+                energies_mj=known,
+            )
 
     def _lease_clock(self, node: Node, mhz: int) -> LeaseClock | None:
         """What the agent says of the clock that a lease asks for."""
