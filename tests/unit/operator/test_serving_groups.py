@@ -191,7 +191,8 @@ def leaders_windows(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[E
 
 
 def test_joules_are_those_of_all_gpus_of_a_group(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = pool.family._services.metrics = Counts()
+    counts = Counts()
+    monkeypatch.setattr(pool.family._services, "metrics", counts)
     leaders = leaders_windows(pool, monkeypatch)
     pool.running = lambda *_: 64
     pool.run(100)
@@ -202,10 +203,11 @@ def test_joules_are_those_of_all_gpus_of_a_group(pool: EnginePool, monkeypatch: 
     assert all(one.generated_tokens for one in counts.windows), "tokens are counted with their joules"
 
 
-def test_where_a_worker_has_no_counter_a_group_has_no_joules(pool: EnginePool) -> None:
+def test_where_a_worker_has_no_counter_a_group_has_no_joules(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool.uncounted = {"node-0-w2"}
     pool.run(60)
-    counts = pool.family._services.metrics = Counts()
+    counts = Counts()
+    monkeypatch.setattr(pool.family._services, "metrics", counts)
     pool.run(200)
     assert any(one.energy_mj for one in counts.windows), "the other group's are known"
     unknown = sum(one.energy_mj is None for one in counts.windows)
