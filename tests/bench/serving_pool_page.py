@@ -155,8 +155,8 @@ def _conclusions(kept: dict[str, Any]) -> Iterator[str]:
         "bursts: they last as long as a replica takes to start."
     )
     yield (
-        "- The policy was settled with some of these weeks in view. Six that were drawn afterwards cost 5.8 to 8.5 % on "
-        "conversations and 1.0 to 1.6 % on coding, with at least 99.2 % attainment "
+        "- The policy was settled with some of these weeks in view. Six that were drawn afterwards cost 5.8 to 8.5 % "
+        "on conversations and 1.0 to 1.6 % on coding, with at least 99.2 % attainment "
         "([design note 0039](design/0039-plans-of-replicas.md))."
     )
     yield (
