@@ -10,6 +10,8 @@ from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.workloads import preset_of
 from perseus_operator.objects.formatting import counted
 
+ABSENT = frozenset({Reason.NO_PODS, Reason.PODS_TAKEN})
+"""Reasons of a job without pods."""
 _SHOWN = 3
 
 
@@ -38,7 +40,7 @@ def absence(job: Job) -> Explanation:
     if (pod := job.failed_pod) is not None:
         message += f", and kubectl logs -n {pod.namespace} {pod.name} may say why ({pod.failure})"
     elif reference is not None and (suspended_by := preset_of(reference.kind).suspended_by):
-        message += f"; none runs while {suspended_by} is true"
+        message += f"; {reference.kind} {reference.name} may be suspended ({suspended_by})"
     message += "."
     return Explanation(Reason.NO_PODS, message)
 

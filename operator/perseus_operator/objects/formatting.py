@@ -65,6 +65,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def per_minute(per_s: float) -> str:
+    """Format a rate by the minute, without an exponent: 1.1886 as ``71.3``, 19.87 as ``1,192``."""
+    rate = 60 * per_s
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 

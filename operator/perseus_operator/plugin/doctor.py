@@ -17,6 +17,7 @@ from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.status.unmeasured import why_unmeasured
+from perseus_operator.jobs.waiting import ABSENT
 from perseus_operator.objects.formatting import slowed_by
 from perseus_operator.objects.values import Json
 
@@ -152,9 +153,13 @@ def examine(job: Json) -> Json:
 def _steps(job: Json, *, planned: bool) -> Iterator[Json]:
     status = job.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
-    # Without a shape all that comes before the agents waits for pods: why there are none is said where they belong.
-    absent = (conditions.get(ConditionType.AGENTS_READY) or {}).get("reason") in _ABSENT
-    absent = absent and "pipeline" not in job["spec"] and "shape" not in status
+    # A profile is measured on pods, and without a shape all that comes before the agents waits for them: why there are
+    # none is said where they belong.
+    reasons = {kind: condition["reason"] for kind, condition in conditions.items()}
+    absent = reasons.get(ConditionType.AGENTS_READY) in ABSENT and (
+        reasons.get(ConditionType.PROFILE_READY) == Reason.PROFILING
+        or ("pipeline" not in job["spec"] and "shape" not in status)
+    )
     blocked = False
     for step in STEPS:
         if not planned and step.condition not in _WITHOUT_PLAN:
@@ -179,8 +184,6 @@ def _advice(reason: Reason, metadata: Mapping[str, Any]) -> str:
     return ADVICE[reason].replace("JOB", str(metadata["name"]))
 
 
-_ABSENT: Final = frozenset({Reason.NO_PODS, Reason.PODS_TAKEN})
-"""Reasons of a job without pods."""
 _WAITS: Final = frozenset(
     {
         Reason.PROFILING,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from perseus_operator.objects.formatting import counted
 from perseus_operator.report.figures import TOTAL, Row, rows
 from perseus_operator.report.statement import FACTORS, JOB, METHOD, Statement, instant
 
@@ -55,7 +56,7 @@ def _training(statement: Statement, row: Row, by: str) -> list[str]:
         "|---|---|---|---|",
         "| (d) | floating point operations | to be added | not known to this program |",
         f"| (d) | GPU days | {_figures(gpu_days)} | known: GPUs held, looked at each minute |",
-        f"| (d) | training time, days of its {row.members} jobs added up | {_figures(days)} | known |",
+        f"| (d) | training time, days of {counted(row.members, 'job')} added up | {_figures(days)} | known |",
         *(
             [f"| (d) | optimiser steps | {row.measured['iterations']:,.0f} | known |"]
             if "iterations" in row.measured

@@ -12,6 +12,7 @@ from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec, Scaling
 from perseus_operator.families.serving.features.advice.arrivals import Arrivals
 from perseus_operator.nodes.engines import EngineWindow
+from perseus_operator.objects.formatting import per_minute
 
 MEASURED_S = 240
 FEW = {"replicas": 3, "running": lambda replica, second: 4 << ((second + replica) % 5)}
@@ -170,3 +171,8 @@ def test_before_a_minute_has_passed_the_load_is_not_known() -> None:
     arrivals.window_seen(window(first_tokens=2), 2, 1_000.0)
     assert arrivals.per_s(1_050.0) is None
     assert arrivals.kind is None
+
+
+@pytest.mark.parametrize(("per_s", "said"), [(1.1886, "71.3"), (19.87, "1,192"), (0.01, "0.6"), (5e4, "3,000,000")])
+def test_rates_are_said_without_an_exponent(per_s: float, said: str) -> None:
+    assert per_minute(per_s) == said

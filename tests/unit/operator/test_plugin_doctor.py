@@ -100,6 +100,14 @@ def test_pods_that_are_missing_are_said_while_plans_are_being_made(stored: Store
     assert found["PlanApplied"]["finding"] == "unknown"
 
 
+def test_a_profile_that_is_to_be_measured_is_not_what_a_job_without_pods_waits_for(stored: Stored) -> None:
+    waits = {"ProfileReady": ("False", "Profiling"), "FrontierReady": ("False", "WaitingForProfile")}
+    found = diagnosed(stored, AgentsReady=("False", "PodsTaken"), **waits)
+    assert {found[kind]["finding"] for kind in waits} == {"unknown"}
+    assert found["AgentsReady"]["finding"] == "fault"
+    assert diagnosed(stored, **waits)["ProfileReady"]["finding"] == "waiting", "while its pods run it is"
+
+
 def test_a_job_that_saves_does_so_beside_an_edit_that_is_refused(stored: Stored) -> None:
     found = diagnosed(stored, Accepted=("False", "AnnotationInvalid"))
     assert found["verdict"].startswith("It saves 30.00% of the energy")

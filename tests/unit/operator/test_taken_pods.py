@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from perseus_core import keys
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Condition, ConditionType, Reason
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs
 from perseus_operator.controller.taken_pods import observe_taken_pods
-from perseus_operator.jobs.conditions import agents_ready
+from perseus_operator.jobs.conditions import agents_ready, ready
 from perseus_operator.jobs.pace import Pace
 from perseus_operator.objects.values import JobRef, Owner, Pod
 
@@ -82,3 +82,15 @@ async def test_a_job_that_gets_pods_of_its_own_waits_for_none_of_others() -> Non
     there.run("b", "second")
     there.runner.observe_pods(there.pods_of["ns", "second"].values(), {})
     assert there.runner.job.taken_pods is None
+
+
+@pytest.mark.parametrize("reason", [Reason.NO_PODS, Reason.PODS_TAKEN])
+def test_a_job_without_pods_is_not_ready_for_that_reason_and_not_for_a_profile_to_come(reason: Reason) -> None:
+    def reason_of(agents: Reason, profile: Reason) -> Reason:
+        first = Condition(ConditionType.PROFILE_READY, False, profile, "")
+        conditions = first, Condition(ConditionType.AGENTS_READY, False, agents, "")
+        return ready(conditions, {ConditionType.PROFILE_READY, ConditionType.AGENTS_READY}, "").reason
+
+    assert reason_of(reason, Reason.PROFILING) is reason
+    assert reason_of(reason, Reason.PROFILE_INVALID) is Reason.PROFILE_INVALID
+    assert reason_of(Reason.NO_AGENT, Reason.PROFILING) is Reason.PROFILING

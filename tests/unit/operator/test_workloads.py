@@ -316,7 +316,7 @@ def test_why_no_pod_runs_is_said() -> None:
     said = absence_of(state_of(refer("PyTorchJob"), [stranger])).message
     assert said == (
         "No worker of PyTorchJob train with the label of the job is running: of the pods that opted in, 1 belong to"
-        " another workload; none runs while spec.runPolicy.suspend is true."
+        " another workload; PyTorchJob train may be suspended (spec.runPolicy.suspend)."
     )
     assert "suspend" not in absence_of(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
 

@@ -21,7 +21,7 @@ from typing import Final
 from perseus_operator.families.serving.features.advice.capacity import Capacity, without_watts
 from perseus_operator.families.serving.features.advice.forecast import LoadForecast
 from perseus_operator.families.serving.features.advice.starts import UNMEASURED_S, Starts
-from perseus_operator.objects.formatting import counted, stamp
+from perseus_operator.objects.formatting import counted, per_minute, stamp
 from perseus_operator.objects.values import Now
 from perseus_solver.serving.planner import MOST_REPLICAS, OperatingPoint
 
@@ -143,7 +143,7 @@ class Adviser:
         expected_per_s = self.forecast.most(per_s, now.wall_s, start_s, headroom)
         needed = max(1, point.fewest(expected_per_s))
         if needed > MOST_REPLICAS:
-            why = f"{60 * expected_per_s:.3g} requests a minute need more than {MOST_REPLICAS:,} replicas."
+            why = f"{per_minute(expected_per_s)} requests a minute need more than {MOST_REPLICAS:,} replicas."
             self.refused(why, now.wall_s)
             return
         tried = math.ceil(per_s / (TRUST * self._seen_per_s) - 1e-9) if self._seen_per_s else 1
@@ -158,7 +158,7 @@ class Adviser:
         if advised > max(needed, tried):
             why += " " + self._why_kept(advised, kept, kept_s, situation, now.wall_s)
         elif tried > needed:
-            why += f" No replica has had more than {60 * self._seen_per_s:.3g} yet, so fewer are tried step by step."
+            why += f" No replica has had more than {per_minute(self._seen_per_s)} yet, so fewer are tried step by step."
         since_s = self.advice.since_s if advised == before else now.wall_s
         self.advice = Advice(advised, why, since_s, per_s, expected_per_s)
 
@@ -211,8 +211,8 @@ def _drawn_w(point: OperatingPoint, replicas: int, per_s: float) -> float:
 
 
 def _why(point: OperatingPoint, per_s: float, expected_per_s: float, needed: int) -> str:
-    each = 60 * point.carried_by(needed) / needed
+    each = point.carried_by(needed) / needed
     return (
-        f"{60 * per_s:.3g} requests a minute come, and at most {60 * expected_per_s:.3g} are expected within minutes;"
-        f" each of {counted(needed, 'replica')} carries {each:.3g} at its highest clock."
+        f"{per_minute(per_s)} requests a minute come, and at most {per_minute(expected_per_s)} are expected within"
+        f" minutes; each of {counted(needed, 'replica')} carries {per_minute(each)} at its highest clock."
     )
