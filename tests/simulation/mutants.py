@@ -334,7 +334,7 @@ MUTANTS: Final = {
             "engines-of-other-models-follow",
             "perseus_operator.families.serving.features.signals.replicas",
             "promise 3",
-            ("(one for one in replicas if one.fingerprint == chosen)", "replicas"),
+            ("[one for one in replicas if one.fingerprint == chosen]", "replicas"),
             needs=("engines replaced",),
         ),
     )
