@@ -104,11 +104,12 @@ class LeaseClocks:
         known of all.
         """
         used_mj = dict[str, int]()
-        for holder, uuids in self._given.items():
+        for pod_uid in lease.pods:
+            uuids = self._given.get(_Holder(lease.job_uid, pod_uid), ())
             totals_mj = [self._workers[uuid].meter.total_mj if uuid in self._workers else None for uuid in uuids]
             known_mj = [total_mj for total_mj in totals_mj if total_mj is not None]
-            if holder.job_uid == lease.job_uid and uuids and len(known_mj) == len(uuids):
-                used_mj[holder.pod_uid] = sum(known_mj)
+            if uuids and len(known_mj) == len(uuids):
+                used_mj[pod_uid] = sum(known_mj)
         return used_mj
 
     def view(self, lease: JobLease) -> tuple[LeasedGpu, ...]:

@@ -96,11 +96,10 @@ def _variants(wanted: PlanWork, profiles: Sequence[StoredObject]) -> list[Measur
             stored = parse(ProfileSpec, one.spec, "spec").serving
         except InvalidSpec:
             continue
-        if stored is None or stored.gpus in (None, wanted.gpus) or stored.model != wanted.model:
+        if stored is None or stored.gpus is None or stored.gpus == wanted.gpus or stored.model != wanted.model:
             continue
         if one.name == profile_name(wanted.basis.fingerprint):
             continue
-        assert stored.gpus is not None
         variant = stored.measured_at, MeasuredVariant(stored.gpus, stored.windows)
         variants[stored.gpus] = max(variants.get(stored.gpus, variant), variant, key=lambda each: each[0])
     return [variant for _, variant in sorted(variants.values(), key=lambda each: each[1].gpus)][:_MOST_VARIANTS]

@@ -216,17 +216,15 @@ def classes_of(cells: Sequence[Cell]) -> tuple[SeenClass, ...]:
 
 
 def decoding_tokens(cells: Sequence[Cell]) -> float:
-    """Return how many tokens a request that decodes has in memory, mean: of those at a moment, long answers are more
-    than of those that arrive.
-    """
-    outputs = math.fsum(cell.share * tokens_of(cell.output) for cell in cells)
-    return (
-        math.fsum(
-            cell.share * tokens_of(cell.output) * (tokens_of(cell.prompt) + tokens_of(cell.output) / 2)
-            for cell in cells
-        )
-        / outputs
-    )
+    """Return how many tokens a request that decodes has in memory, mean."""
+    rows = [(cell.share, tokens_of(cell.prompt), tokens_of(cell.output)) for cell in cells]
+    weight, length, output = np.array(rows).T
+    return _decoding(weight, length, output)
+
+
+def _decoding(weight: Floats, length: Floats, output: Floats) -> float:
+    """Of those that decode at a moment, long answers are more than of those that arrive."""
+    return float(weight @ (output * (length + output / 2)) / (weight @ output))
 
 
 def tokens_of(length: int) -> float:
@@ -330,8 +328,7 @@ def request_class(cells: Sequence[Cell], request: SplitRequest, kv_per_token: fl
     prompt = np.maximum(1.0, request.prompt_scale * length)
     output = np.maximum(1.0, request.output_scale * np.array([tokens_of(cell.output) for cell in cells]))
     mean, answers = float(weight @ prompt), float(weight @ output)
-    # Of the requests that decode at a moment, long answers are more than of those that arrive.
-    kv_tokens = kv_per_token * float(weight @ (output * (length + output / 2))) / answers
+    kv_tokens = kv_per_token * _decoding(weight, length, output)
     scv = float(weight @ (prompt - mean) ** 2) / mean**2
     typical = (_quantiles(prompt, weight), _quantiles(output, weight))
     return RequestClass(mean, answers, kv_tokens, scv, 1.0, *typical)

@@ -92,7 +92,7 @@ class Energies:
 
     def _is_read(self, worker: str, at_s: float) -> bool:
         readings = self._readings.get(worker)
-        return readings is not None and bool(readings) and readings[-1][0] >= at_s
+        return bool(readings and readings[-1][0] >= at_s)
 
     def _all_mj(self, one: Arrived) -> int | None:
         """Of all GPUs; None: of some it is not known."""
