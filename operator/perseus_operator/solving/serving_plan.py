@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from perseus_core.clock_latency import MAX_CLOCK_MHZ
+from perseus_operator.api.serving.status import MOST_ADVISED, MOST_CLASSES, MOST_GPUS
 from perseus_operator.errors import SolveFailed
 
 if TYPE_CHECKING:
@@ -19,10 +21,9 @@ if TYPE_CHECKING:
 
 MOST_ANSWER_BYTES: Final = 1 << 14
 """Nine pools of some 200 bytes each, several times."""
-MOST_POOLS: Final = 9
 ONE_POOL: Final = "all"
 """Name of the one pool of all requests."""
-_NAME: Final = re.compile(r"[a-z]+(-[a-z]+){0,3}")
+_NAME: Final = re.compile(r"[a-z]{1,7}(-[a-z]{1,7}){0,3}")
 _FLOORS: Final = 3
 """Clocks below the highest that are planned with: more change the energy of a day by some thousandths."""
 
@@ -139,15 +140,22 @@ class ServingPlan:
         """What ``to_bytes`` made.
 
         Raises:
-            SolveFailed: it is something else.
+            SolveFailed: it is something else, or a status could not hold it.
         """
         try:
             fields = json.loads(data)
             pools = tuple(PoolRow(**one) for one in fields["pools"])
             plan = cls(**fields | {"pools": pools})
-            kept = 1 <= len(pools) <= MOST_POOLS and type(plan.together) is bool and all(map(_possible, pools))
-            numbers = plan.joules, plan.one_pool_joules, plan.other_joules, plan.other_pools, plan.gap
-            kept = kept and all(_is_number(one, 1e15) for one in numbers)
+            kept = (
+                1 <= len(pools) == len({one.name for one in pools}) <= MOST_CLASSES
+                and all(map(_possible, pools))
+                and type(plan.together) is bool
+                and type(plan.other_pools) is int
+                and 0 <= plan.other_pools <= MOST_CLASSES
+                and all(_is_number(one, 1e15) for one in (plan.one_pool_joules, plan.other_joules, plan.gap))
+                and plan.one_pool_joules >= 1.0
+                and _is_number(plan.joules, plan.one_pool_joules)
+            )
         except (ValueError, KeyError, TypeError, RecursionError):
             kept = False
         if not kept:
@@ -156,13 +164,18 @@ class ServingPlan:
 
 
 def _possible(pool: PoolRow) -> bool:
-    counts = pool.gpus, pool.replicas, pool.fewest, pool.clock_mhz
+    counts = (
+        (pool.gpus, MOST_GPUS),
+        (pool.replicas, MOST_ADVISED),
+        (pool.fewest, MOST_ADVISED),
+        (pool.clock_mhz, MAX_CLOCK_MHZ),
+    )
     return (
         isinstance(pool.name, str)
         and _NAME.fullmatch(pool.name) is not None
         and _is_number(pool.share, 1.0)
         and _is_number(pool.joules, 1e15)
-        and all(type(one) is int and 0 <= one <= 10_000 for one in counts)
+        and all(type(count) is int and 0 <= count <= most for count, most in counts)
     )
 
 
@@ -176,6 +189,7 @@ def plan_in_process(request: ServingPlanRequest) -> bytes:
     Raises:
         SolverError: what was measured does not say enough, or no replica keeps the limits.
     """
+    from perseus_solver.errors import SolverError
     from perseus_solver.serving.planner import LatencyLimits
     from perseus_solver.serving.planner.split import SplitRequest, best_split, cells_of, tokens_of
 
@@ -196,6 +210,8 @@ def plan_in_process(request: ServingPlanRequest) -> bytes:
             tuple(request.upper),
         )
     )
+    if not split.one_pool_joules:
+        raise SolverError("no requests are forecast")
     pools = []
     for one in split.pools:
         (choices,) = one.plan.choices.values()

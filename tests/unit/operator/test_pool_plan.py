@@ -192,6 +192,14 @@ async def test_a_worker_process_plans_what_the_pool_has_measured(pool: EnginePoo
     assert found.pools[0].clock_mhz in {window.clock_mhz for window in work.windows}
 
 
+@pytest.mark.slow
+async def test_a_worker_refuses_to_plan_for_no_requests(pool: EnginePool) -> None:
+    [work] = pool.planned
+    asked = replace(request_of(work, []), expected=(0.0,) * 24, upper=(0.0,) * 24)
+    with pytest.raises(SolveFailed, match="no requests are forecast"):
+        await SolverPool(workers=1, timeout_s=600.0, memory_mib=4_096).plan_serving(asked)
+
+
 async def test_a_worker_refuses_a_pool_whose_engine_nothing_explains(pool: EnginePool) -> None:
     [work] = pool.planned
     asked = request_of(replace(work, windows=work.windows[:3]), [])
@@ -226,9 +234,16 @@ def test_a_split_that_pays_says_what_it_saves_and_what_is_assumed() -> None:
         answer(pools=(PoolRow("../x", 0.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
         answer(pools=(PoolRow("all", 0.5, 4, 3.5, 1, 1_200, 1.0),)).to_bytes(),  # type: ignore[arg-type]
         answer(pools=(PoolRow("all", 1.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=(PoolRow("all", 0.5, 1_025, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=(PoolRow("all", 0.5, 4, 2_001, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=(PoolRow("a" * 33, 0.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(pools=2 * (PoolRow("all", 0.5, 4, 3, 1, 1_200, 1.0),)).to_bytes(),
+        answer(joules=1.0, one_pool_joules=0.0).to_bytes(),
+        answer(joules=4.1e9).to_bytes(),
+        answer(other_pools=2.5).to_bytes(),
     ],
 )
-def test_an_answer_that_is_no_plan_is_refused(data: bytes) -> None:
+def test_an_answer_that_is_no_plan_or_that_no_status_could_hold_is_refused(data: bytes) -> None:
     assert ServingPlan.from_bytes(answer().to_bytes()) == answer()
     with pytest.raises(SolveFailed, match="no plan of a pool"):
         ServingPlan.from_bytes(data)

@@ -19,6 +19,8 @@ MOST_REPLICAS: Final = 32
 MOST_ADVISED: Final = 2_000
 """As many as the planner plans with."""
 
+MOST_GPUS: Final = 1_024
+"""Of a replica."""
 MOST_CLASSES: Final = 9
 """Of lengths: short, medium and long prompts, each with short, medium and long answers."""
 
@@ -249,7 +251,7 @@ class PlannedPoolStatus:
 
     name: str = _class_name("Of its requests: as in status.lengths, several letters for several classes, or all.")
     share: str = _percent("Of all requests.", required=True)  # type: ignore[assignment]
-    gpus: int = integer("Of a replica, at the heaviest hour.", minimum=0, maximum=1_024)
+    gpus: int = integer("Of a replica, at the heaviest hour.", minimum=0, maximum=MOST_GPUS)
     replicas: int = integer("At the heaviest hour.", minimum=0, maximum=MOST_ADVISED)
     fewest_replicas: int = integer("At the lightest hour.", minimum=0, maximum=MOST_ADVISED)
     clock_megahertz: int = integer("The least, at the heaviest hour.", minimum=0, maximum=10_000)

@@ -123,7 +123,7 @@ def plan_status(plan: ServingPlan, computed_at: str) -> PoolPlanStatus:
             for one in plan.pools
         ),
         watt_hours=round(plan.joules / _J_OF_A_WH),
-        saved=percent(1.0 - plan.joules / plan.one_pool_joules if plan.one_pool_joules else 0.0),
+        saved=percent(1.0 - plan.joules / plan.one_pool_joules),
         gap=percent(min(plan.gap, 9.0)),
     )
 
