@@ -13,6 +13,7 @@ from tests.unit.operator.test_job_runner import session_of
 from tests.unit.operator.test_listing import served
 
 from perseus_core import keys
+from perseus_operator.clients.agents.messages import lease_of
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.errors import KubeError, KubeForbidden
 from perseus_operator.jobs.metrics import Metrics
@@ -20,6 +21,7 @@ from perseus_operator.nodes.actions import Acquire
 from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.values import Pod
+from perseus_proto.v1alpha1 import agent_pb2
 
 BEFORE, WRITTEN, LATER = "2026-11-28T08:00:00Z", "2026-11-28T09:00:00Z", "2026-11-28T09:00:01Z"
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(3)]
@@ -126,7 +128,7 @@ async def test_a_lease_carries_what_is_published_and_never_waits_for_the_right_t
 
     async def acquire(*_: Any, named_gpus: Any, **__: Any) -> Any:
         carried.append(tuple(named_gpus))
-        return SimpleNamespace(plan_id="", selected={}, clock=None, description=1, orders_id="", engine_faults={})
+        return lease_of(agent_pb2.Lease(description=1))
 
     async def describe(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(ranks=(), clocks_mhz={}, uncontrollable={}, gpus={}, schedules={}, engines=())
