@@ -192,14 +192,16 @@ class Run:
             Failed: suites have failed.
         """
         setup, *others = self._due
+        failed = []
         with ThreadPoolExecutor(max_workers=1) as lane:
             try:
                 self._take(setup)
+                for suite in filter(lambda suite: suite.alone, others):
+                    failed += self._failures(suite, partial(self._take, suite))
                 self._preparing.start()  # behind `make setup`: two of it would write one environment
                 beside = {suite: lane.submit(self._take, suite) for suite in others if suite.beside}
-                failed = []
                 for suite in others:
-                    if not suite.beside:
+                    if not (suite.alone or suite.beside):
                         failed += self._failures(suite, partial(self._take, suite))
                         failed += self._join(beside, only_ended=True)
                 failed += self._join(beside)

@@ -223,16 +223,18 @@ def test_a_damaged_memory_or_another_machines_covers_nothing(repository: _Reposi
     assert not repository.green.covering(repository.suite)
 
 
-def test_preparations_begin_once_the_environment_is_there(
+def test_preparations_begin_once_the_environment_is_there_and_what_runs_alone_has_run(
     repository: _Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suites = ci.Suite("setup", "sleep 0.3; touch environment"), ci.Suite("images", "true", after=("uses",))
-    monkeypatch.setattr(ci, "SUITES", suites)
-    monkeypatch.setattr(ci, "PREPARATIONS", {"uses": table.Preparation("test -f environment")})
+    setup = ci.Suite("setup", "sleep 0.3; touch environment")
+    images = ci.Suite("images", "test -e built", after=("uses",))
+    demo = ci.Suite("demo", "sleep 0.3; test ! -e built", alone=True)
+    monkeypatch.setattr(ci, "SUITES", (setup, images, demo))
+    monkeypatch.setattr(ci, "PREPARATIONS", {"uses": table.Preparation("test -f environment && touch built")})
     run = ci.Run(repository.green, full=True, cluster=True)
     run.suites()
     run.end()
-    assert [outcome.partition(":")[0] for _, outcome in run._outcomes] == ["ran", "ran"]
+    assert [outcome.partition(":")[0] for _, outcome in run._outcomes] == ["ran", "ran", "ran"]
 
 
 class _Lanes:
