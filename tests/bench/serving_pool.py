@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import numpy as np
 from tests.bench.serving import DATA
+from tests.bench.serving_pools import policies
+from tests.bench.serving_pools.policies import PARALLEL, ClockPolicy, Pool, PoolSchedule, Week, World, pool_load
+from tests.bench.serving_pools.service import SHAPES, WEEK_MIN, Service
 
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import NoTable, complete_table
 from perseus_sim.serving.controllers import DynamoLlm, Fixed, Law
 from perseus_sim.serving.fleet import Controller, Setting, run
 from perseus_sim.serving.machine import Machine
+from perseus_sim.serving.machine_steps import MachineSteps
 from perseus_sim.serving.objective import Objective, attainment
-from perseus_sim.serving.pools import policies
-from perseus_sim.serving.pools.fluid import MachineSteps
-from perseus_sim.serving.pools.policies import PARALLEL, ClockPolicy, Pool, PoolSchedule, Week, World, pool_load
-from perseus_sim.serving.pools.service import SHAPES, WEEK_MIN, Service
 from perseus_sim.serving.requests import Request
 from perseus_sim.serving.traces import read_trace
 from perseus_solver.kinds import Floats

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.serving_pool import POLICIES, STORE, WEEKS
-
-from perseus_sim.serving.pools.policies import QUANTILE
+from tests.bench.serving_pools.policies import QUANTILE
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 NAMES: Final = {

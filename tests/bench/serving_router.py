@@ -19,8 +19,8 @@ from perseus_sim.serving.canary import complete_table, ladder, mean_prompt_token
 from perseus_sim.serving.controllers import Law
 from perseus_sim.serving.fleet import Setting, run
 from perseus_sim.serving.machine import Machine
+from perseus_sim.serving.machine_steps import MachineSteps
 from perseus_sim.serving.objective import attainment
-from perseus_sim.serving.pools.fluid import MachineSteps
 from perseus_sim.serving.requests import Request
 from perseus_sim.serving.traces import read_trace
 from perseus_solver.serving.planner import PlanRequest, PoolLoad, ReplicaModel, RequestClass, Variant, plan

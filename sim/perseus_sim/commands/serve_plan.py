@@ -159,8 +159,7 @@ def _variants(
     options: argparse.Namespace, one: ClassLoad, limits: LatencyLimits, machines: dict[int, Machine]
 ) -> tuple[Variant, ...]:
     from perseus_sim.serving.canary import ladder
-    from perseus_sim.serving.pools.fluid import MachineSteps
-    from perseus_sim.serving.pools.policies import BOOST_DELAY_S, BOOST_MHZ
+    from perseus_sim.serving.machine_steps import BOOST_DELAY_S, BOOST_MHZ, MachineSteps
     from perseus_solver.serving.planner import ReplicaModel, RequestClass, Variant
 
     requests = RequestClass.exponential(one.prompt_tokens, one.output_tokens)

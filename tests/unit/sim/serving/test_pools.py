@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+from tests.bench.serving_pools.policies import ClockPolicy, World, hindsight, merged, peak, served, splits
+from tests.bench.serving_pools.service import WEEK_MIN, Service, Shape, class_of
 
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import complete_table
@@ -14,8 +16,6 @@ from perseus_sim.serving.fleet import Setting, run
 from perseus_sim.serving.load import Chat
 from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.objective import Objective, attainment
-from perseus_sim.serving.pools.policies import ClockPolicy, World, hindsight, merged, peak, served, splits
-from perseus_sim.serving.pools.service import WEEK_MIN, Service, Shape, class_of
 from perseus_sim.serving.requests import Request
 from perseus_solver.serving.planner import LatencyLimits
 

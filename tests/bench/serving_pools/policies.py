@@ -14,11 +14,12 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from tests.bench.serving_pools.fluid import FluidPool
+from tests.bench.serving_pools.service import WEEK_MIN, Service
 
 from perseus_sim.serving.canary import complete_fit, ladder
 from perseus_sim.serving.machine import Machine
-from perseus_sim.serving.pools.fluid import FluidPool
-from perseus_sim.serving.pools.service import WEEK_MIN, Service
+from perseus_sim.serving.machine_steps import BOOST_DELAY_S, BOOST_MHZ
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.serving.planner import (
     FittedSteps,
@@ -46,10 +47,6 @@ QUANTILE: Final = 0.985
 with 0.98 conversations get 98.7 %, and it costs 2 % less."""
 BORNE: Final = 0.5
 """Attainment at which the planner's bound is a twentieth of first tokens late, and engines show a tenth."""
-BOOST_MHZ: Final = 1500
-"""Above, the power limit holds prompts back on an H100, so the law's tables boost no further."""
-BOOST_DELAY_S: Final = 0.08
-"""Half a period of the law, and an H100's latency: until then a prompt is computed at the floor."""
 
 Pool = tuple[str, ...]
 """Classes that one pool serves."""

@@ -2,7 +2,8 @@
 
 Times and watts are the simulated machine's own, not those of a fitted model. What is late follows from the queue of
 prompts as the planner bounds it, times what the engines of `perseus_sim.serving.fleet` show on top. A pool that is
-offered more than it can compute keeps the rest for the next minute; until that is served, every request is late.
+offered more than it can compute keeps the rest for the next minute; until that is served, every request is late. A
+week of requests cannot be served one by one in the simulator; a test compares minutes with its engines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from perseus_sim.serving.machine import Machine
+from perseus_sim.serving.machine_steps import MachineSteps
 from perseus_solver.kinds import Bools, Floats, Index
 from perseus_solver.serving.planner import LatencyLimits, OperatingPoint, ReplicaModel, RequestClass, Steady
 
@@ -21,49 +23,6 @@ LATE_FACTOR: Final = 2.0
 _GRID: Final = 161
 _MOST: Final = 1.25
 """Of the load at which prompts take all of the time: beyond, nothing changes."""
-
-
-class MachineSteps:
-    """Steps of a simulated machine, for `ReplicaModel`.
-
-    Args:
-        machine: the machine.
-        before: tokens of a prompt before the one that is computed, mean.
-    """
-
-    def __init__(self, machine: Machine, before: float) -> None:
-        self._machine, self._before = machine, before
-
-    def seconds(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
-        """Return seconds of steps; arguments as of `StepModel.steps_s`."""
-        costs, tokens = self._machine.costs(round(clock_mhz)), running + prompt_tokens
-        time_s: Floats = (
-            costs.step_s
-            + costs.reduce_s * tokens
-            + np.maximum(costs.weights_s, costs.token_s * tokens)
-            + costs.kv_s * kv_tokens
-            + costs.pair_s * self._before * prompt_tokens
-            + costs.sample_s * (running + (prompt_tokens > 0.0))
-        )
-        return time_s
-
-    def joules(self, clock_mhz: float, running: Floats, kv_tokens: Floats, prompt_tokens: Floats) -> Floats:
-        """Return joules of steps."""
-        costs = self._machine.costs(round(clock_mhz))
-        energy_j: Floats = (
-            costs.active_w * self.seconds(clock_mhz, running, kv_tokens, prompt_tokens)
-            + costs.sample_j * (running + (prompt_tokens > 0.0))
-            + costs.weights_j
-            + costs.kv_j * kv_tokens
-            + costs.decode_j * running
-            + costs.token_j * prompt_tokens
-            + costs.pair_j * self._before * prompt_tokens
-        )
-        return energy_j
-
-    def resting_w(self, clock_mhz: float) -> float:
-        """Return watts without a step."""
-        return self._machine.costs(round(clock_mhz)).idle_w
 
 
 @dataclass(frozen=True)
