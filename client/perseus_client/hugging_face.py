@@ -13,7 +13,7 @@ from perseus_client.loops import Steps
 
 NAME: Final = "transformers"
 OLDEST: Final = "5.0"
-NEWEST_RUN: Final = "5.23"
+NEWEST_RUN: Final = "5.24"
 
 
 def attach(trainer: Any, **options: Any) -> Attachment:

@@ -35,7 +35,7 @@ from perseus_core.rank import RankId
 NAME: Final = "torch.distributed.pipelining"
 OLDEST: Final = "2.10"
 """The first in which every schedule of several stages runs on one runtime with custom functions."""
-NEWEST_RUN: Final = "2.13"
+NEWEST_RUN: Final = "2.15"
 _MARK: Final = "_perseus_attachment"
 _STAGE_METHODS: Final = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 _TENSOR_DIMENSIONS: Final = ("tp", "cp")
