@@ -7,6 +7,7 @@ a window of a second takes no time.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ class EngineAgent(LightAgent):
         """By the UID of the pod."""
         self.resting: dict[str, int] = {}
         """The clock that a lease asks for, by the UID of the job: the GPUs of its pods are at it at once."""
+        self.draws_w = 0.0
+        """What all GPUs of each pod draw by their counters; 0: they have none."""
         self.tried: set[int] = set()
         """Clocks that orders have named."""
 
@@ -109,6 +112,9 @@ class EngineAgent(LightAgent):
     def _lease(self, lease: Any) -> Any:
         answered = super()._lease(lease)
         answered.orders_id = self._orders_id(lease.job_uid)
+        if self.draws_w:
+            used_mj = round(1000 * self.draws_w * time.monotonic())
+            answered.energies.extend(pb.PodEnergy(pod_uid=uid, energy_mj=used_mj) for uid in lease.pods)
         if mhz := self.resting.get(lease.job_uid):
             held = [pb.LeasedGpu(pod_uid=uid, uuid=f"GPU-{uid}", applied_clock_mhz=mhz) for uid in lease.pods]
             answered.clock.CopyFrom(pb.LeaseClock(clock_mhz=mhz, gpus=held))

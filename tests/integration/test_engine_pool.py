@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.doubles.engine_agent import EngineAgent
 from tests.doubles.engine_pool import OBJECTIVE, group_of
 from tests.doubles.fleet import Fleet
@@ -17,11 +19,13 @@ from tests.doubles.memory_cluster import MemoryCluster
 from tests.waiting import PATIENCE_S
 
 from perseus_core import keys
+from perseus_core.units import mean_power_w
 from perseus_operator.clients.agents.client import AgentPool
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
 from perseus_operator.families.serving.features.comparison.switchback import BLOCK_S, switched_back
 from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pools.figures import PoolCounts
 from perseus_operator.jobs.services import Services
 from perseus_operator.objects.values import Pod
 from perseus_operator.replicas.epochs import Epochs
@@ -37,8 +41,10 @@ WALL_S = BLOCK_S * (next(block for block in range(10**7, 2 * 10**7) if not switc
 class World:
     """Two nodes with a pod each, and an operator that may be replaced."""
 
-    def __init__(self, fleet: Fleet, agents: list[EngineAgent], pods: list[Pod]) -> None:
-        self.fleet, self.agents = fleet, agents
+    def __init__(self, fleet: Fleet, agents: list[EngineAgent], pods: list[Pod], lease_ttl_s: float) -> None:
+        self.fleet, self.agents, self.lease_ttl_s = fleet, agents, lease_ttl_s
+        self.pause_s = 0.01
+        """Between two windows."""
         addresses = {f"a-{agent.node}": (agent.node, f"127.0.0.1:{agent.port}") for agent in agents}
         self.cluster = MemoryCluster(pods, addresses)
         self.leases = LeaseServer()
@@ -50,10 +56,12 @@ class World:
         self._number += 1
         self.metrics = Metrics()
         connection, identity = LeaseConnection(self.leases), f"own_{self._number}"
-        settings = Settings(insecure=True, namespaces="ns", lease_ttl_s=15.0)
+        settings = Settings(
+            insecure=True, namespaces="ns", lease_ttl_s=self.lease_ttl_s, agent_timeout_s=self.lease_ttl_s / 3
+        )
         services = Services(
             kube=self.cluster,  # type: ignore[arg-type]
-            agents=AgentPool(None, timeout_s=5.0),
+            agents=AgentPool(None, timeout_s=settings.agent_timeout_s),
             solver=None,  # type: ignore[arg-type]
             metrics=self.metrics,
             epochs=Epochs(connection, identity),
@@ -85,7 +93,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, one_group: bool = False) -> AsyncIterator[World]:
+async def world(*, one_group: bool = False, lease_ttl_s: float = 15.0) -> AsyncIterator[World]:
     async with Fleet() as fleet:
         agents = [EngineAgent(f"node-{n}", fleet) for n in range(2)]
         fleet.agents.update((agent.node, agent) for agent in agents)
@@ -94,10 +102,10 @@ async def world(*, one_group: bool = False) -> AsyncIterator[World]:
         pods = [Pod(f"pod-{n}", "ns", f"r-{n}", agent.node, "pool", {}) for n, agent in enumerate(agents)]
         if one_group:
             pods = [replace(pod, node=agent.node) for pod, agent in zip(group_of(0, 1), agents, strict=True)]
-        made = World(fleet, agents, pods)
+        made = World(fleet, agents, pods, lease_ttl_s)
         await made.start()
         made.cluster.apply("ns", "pool", UID, SPEC)
-        serving = asyncio.create_task(_serve(agents))
+        serving = asyncio.create_task(_serve(made))
         try:
             yield made
         finally:
@@ -108,13 +116,11 @@ async def world(*, one_group: bool = False) -> AsyncIterator[World]:
             await made.operator.close()
 
 
-async def _serve(agents: list[EngineAgent]) -> None:
-    number = 0
-    while True:
-        for agent in agents:
+async def _serve(made: World) -> None:
+    for number in itertools.count():
+        for agent in made.agents:
             agent.window(UID, number)
-        number += 1
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(made.pause_s)
 
 
 async def until(holds: Callable[[], Any]) -> None:
@@ -179,3 +185,27 @@ async def test_the_nodes_of_one_group_are_at_one_clock_and_at_their_default_ones
 
         leader.stop_engine("pod-0")
         await until(lambda: not worker.resting[UID])
+
+
+def mean_w(counted: list[PoolCounts]) -> float:
+    """Of windows whose joules are known."""
+    known = [(one.energy_mj, sum(one.held_us.values())) for one in counted if one.energy_mj is not None]
+    return mean_power_w(sum(energy_mj for energy_mj, _ in known), sum(time_us for _, time_us in known))
+
+
+async def test_joules_of_a_group_are_those_that_all_its_agents_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(one_group=True, lease_ttl_s=6.0) as made:
+        leader, worker = made.agents
+        counted: list[PoolCounts] = []
+        monkeypatch.setattr(made.metrics.pools, "count", lambda _, counts: counted.append(counts))
+        worker.draws_w = 20_000.0
+        made.pause_s = 0.05  # few enough windows come until the worker's lease is renewed
+        leader.start("pod-0")
+        await until(lambda: sum(one.energy_mj is not None for one in counted) > 60)
+        leader_w = mean_w(counted) - worker.draws_w
+        assert -0.2 * worker.draws_w < leader_w < 0.4 * worker.draws_w, "neither the leader's alone, nor any twice"
+
+        worker.draws_w, made.pause_s = 0.0, 0.01
+        await until(lambda: sum(one.energy_mj is None for one in counted[-60:]) == 60)
+        assert all(one.generated_tokens for one in counted), "tokens count without joules"
+        assert all(mean_w([one]) > 10_000 for one in counted if one.energy_mj is not None), "never half a group's"

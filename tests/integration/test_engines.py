@@ -143,6 +143,18 @@ def test_an_engine_is_described_and_its_windows_add_up(node: RecordingNode, stub
     assert left == joined
 
 
+def test_a_lease_says_what_the_gpus_of_each_pod_have_used(node: RecordingNode, stub: Any) -> None:
+    pods = node.add_pod(0, [0, 1]), node.add_pod(1, [2])
+    renewal = messages.RenewLeaseRequest(job_uid=JOB, epoch=acquire(stub, *pods).epoch, ttl_ms=60_000)
+
+    def used_mj() -> dict[str, int]:
+        return {energy.pod_uid: energy.energy_mj for energy in stub.RenewLease(renewal).energies}
+
+    wait_for(lambda: set(used_mj()) == {pod.uid for pod in pods}, "no process of a pod is needed")
+    before_mj = used_mj()
+    wait_for(lambda: all(used_mj()[uid] > before_mj[uid] for uid in before_mj), "the counters go on")
+
+
 @pytest.mark.parametrize("way", ["silent", "stopped", "killed"])
 def test_an_engine_that_says_no_more_has_default_clocks(node: RecordingNode, stub: Any, way: str) -> None:
     engine, _ = follows(node, stub, [0, 1])

@@ -365,8 +365,7 @@ class GpuWorker:
         if self.follower is not None:
             interval_s = max(limits.sample_interval_s, self.follower.sample_s)
         self._pace.read(began_s, time.monotonic(), interval_s)
-        for reading in readings or ():
-            self.meter.add(reading)
+        self.meter.read(readings)
         if self.follower is not None and not self.governor.lost:
             self._reports.clocks.extend(sampled_clock(self.device))
         self._backlog.unreported(counter=readings is not None)

@@ -36,6 +36,8 @@ class EnergyMeter:
         self._offset_mj = 0
         self._first_mj: int | None = None
         self._seen: EnergyReading | None = None
+        self.answers = False
+        """Whether the counter did when it was read last."""
 
     @property
     def total_mj(self) -> int | None:
@@ -48,6 +50,12 @@ class EnergyMeter:
         the sum over several GPUs is a counter however late one of them is read."""
         total_mj = self.total_mj
         return 0 if total_mj is None or self._first_mj is None else total_mj - self._first_mj
+
+    def read(self, readings: Sequence[EnergyReading] | None) -> None:
+        """The counter was read; None: it did not answer."""
+        self.answers = readings is not None
+        for reading in readings or ():
+            self.add(reading)
 
     def add(self, reading: EnergyReading) -> None:
         """Add a reading of the counter."""

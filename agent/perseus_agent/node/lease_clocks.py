@@ -103,14 +103,20 @@ class LeaseClocks:
         """What all GPUs of a pod have used by their counters, as last read, by its UID; without pods of which it is not
         known of all.
         """
-        used_mj = dict[str, int]()
+        pods_mj = dict[str, int]()
         for pod_uid in lease.pods:
             uuids = self._given.get(_Holder(lease.job_uid, pod_uid), ())
-            totals_mj = [self._workers[uuid].meter.total_mj if uuid in self._workers else None for uuid in uuids]
-            known_mj = [total_mj for total_mj in totals_mj if total_mj is not None]
+            known_mj = [used_mj for used_mj in map(self._used_mj, uuids) if used_mj is not None]
             if uuids and len(known_mj) == len(uuids):
-                used_mj[pod_uid] = sum(known_mj)
-        return used_mj
+                pods_mj[pod_uid] = sum(known_mj)
+        return pods_mj
+
+    def _used_mj(self, uuid: str) -> int | None:
+        """Of a GPU whose counter has stopped it is not known, either."""
+        worker = self._workers.get(uuid)
+        if worker is None or worker.governor.lost or not worker.meter.answers:
+            return None
+        return worker.meter.total_mj
 
     def view(self, lease: JobLease) -> tuple[LeasedGpu, ...]:
         """The GPUs of a lease; nothing before the kubelet has been asked."""

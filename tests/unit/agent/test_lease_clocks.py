@@ -73,6 +73,11 @@ class Bench:
         return [gpu.locked_mhz for gpu in self.gpus]
 
     @property
+    def used_mj(self) -> Mapping[str, int]:
+        """What a renewal of the lease says of the pods' energy."""
+        return self.node.renew("job", 1, 60).energies_mj
+
+    @property
     def reported(self) -> list[LeasedGpu]:
         return sorted(self.node.renew("job", 1, 60).gpus, key=lambda gpu: (gpu.pod_uid, gpu.uuid))
 
@@ -225,3 +230,32 @@ def test_gpus_at_rest_go_back_to_default_clocks_too_when_no_keeper_watches(bench
     wait_for(lambda: all("no clock keeper" in gpu.fault for gpu in bench.reported), "the lease says why")
     bench.ledger.watched_for(3600)
     bench.wait_locked(900, 900, 900, None)
+
+
+@pytest.mark.parametrize("clock_mhz", [0, 900])
+def test_a_lease_says_what_all_gpus_of_its_pods_have_used(bench: Bench, clock_mhz: int) -> None:
+    for number, gpu in enumerate(bench.gpus):
+        gpu.energy_mj += 10.0**9 * 10**number
+    bench.lease(clock_mhz)
+    wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1"}, "the kubelet has said whose GPUs they are")
+    wait_for(lambda: bench.used_mj["pod-0"] > 11 * 10**9, "both GPUs are counted")
+    before_mj = bench.used_mj
+    assert before_mj["pod-0"] // 10**9 == 11
+    assert before_mj["pod-1"] // 10**9 == 100
+    wait_for(lambda: all(bench.used_mj[pod] > used_mj for pod, used_mj in before_mj.items()), "the counters go on")
+    bench.lease(clock_mhz, "pod-1")
+    wait_for(lambda: set(bench.used_mj) == {"pod-1"}, "it says nothing of a pod that left it")
+
+
+def test_of_a_pod_with_a_gpu_that_is_not_counted_whole_a_lease_says_nothing(bench: Bench) -> None:
+    bench.gpus[0].has_energy = False
+    bench.given["shared"] = Allocation((gpu_uuid(2),), {gpu_uuid(3): Undrivable.SHARED})
+    bench.given["elsewhere"] = Allocation((gpu_uuid(2), gpu_uuid(9)), {})
+    bench.given["launcher"] = Allocation((), {})
+    bench.given["unknown"] = None
+    bench.lease(0, "pod-0", "pod-1", "shared", "elsewhere", "launcher", "unknown")
+    wait_for(lambda: set(bench.used_mj) == {"pod-1"}, "the counter that was read before has stopped")
+    bench.gpus[0].has_energy = True
+    wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1"}, "it goes on")
+    bench.given["unknown"] = Allocation((gpu_uuid(3),), {})
+    wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1", "unknown"}, "the kubelet is asked again of pods it did not know")
