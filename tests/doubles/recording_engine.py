@@ -4,13 +4,15 @@
 in JSON: the arguments of ``EngineSession.step``; ``{"silent": true}`` ends its steps, ``{"lie": {…}}`` has `tell` write
 what is not true after each. With ``bursts`` and ``times`` in the first line, in every so many steps prompts begin to
 wait, and a file gets the moment of each, in nanoseconds. With ``requests``, a file gets of each request, which is of
-`REQUEST` steps, the nanoseconds that it took and those of them in the session.
+`REQUEST` steps, the nanoseconds that it took and those that the session took: all of a call that waits, and of others
+what they compute, since meanwhile another process may have the core.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import struct
 import sys
 import threading
@@ -50,6 +52,11 @@ def tell(writer: EngineWriter, counts: dict[str, int | str], missed: int = 0, ri
         os.eventfd_write(writer._event_fd, 1)
 
 
+def waits() -> int:
+    """How often this thread has waited for something other than a core."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
 def main() -> None:
     """Step until the input ends."""
     arguments, load = json.loads(sys.stdin.readline()), dict(IDLE)
@@ -80,9 +87,10 @@ def main() -> None:
             if step % bursts == 0:
                 with open(arguments["times"], "a", encoding="utf-8") as times:
                     times.write(f"{time.monotonic_ns()}\n")
-        asked_ns = time.monotonic_ns()
+        waited, asked_ns, computed_ns = waits(), time.monotonic_ns(), time.thread_time_ns()
         session.step(now.pop("kv_share"), step_s=arguments["step_s"], generated_tokens=now["running"], **now)
-        ours_ns += time.monotonic_ns() - asked_ns
+        lasted_ns, computed_ns = time.monotonic_ns() - asked_ns, time.thread_time_ns() - computed_ns
+        ours_ns += computed_ns if waits() == waited else lasted_ns
         if lie is not None and (writer := session._connector.writer) is not None:
             tell(writer, **lie)
         if "requests" in arguments and step % REQUEST == 0:
