@@ -54,7 +54,7 @@ def plugin() -> Result:
     logger = vllm.PerseusStatLogger(None)
     logger._session = session
     cache = SimpleNamespace(hits=0)
-    ended = SimpleNamespace(num_generation_tokens=99, mean_time_per_output_token=0.02)
+    ended = SimpleNamespace(num_prompt_tokens=500, num_generation_tokens=99, mean_time_per_output_token=0.02)
     load = SimpleNamespace(num_running_reqs=64, num_waiting_reqs=0, kv_cache_usage=0.3, prefix_cache_stats=cache)
     output = SimpleNamespace(
         time_to_first_tokens_iter=[0.1],

@@ -1,10 +1,10 @@
 """What a metrics adapter offers an autoscaler: one external metric, by a query to Prometheus. HTTPS, as an APIService
 needs it.
 
-usage: python external_metrics.py HOST PORT CERTIFICATE KEY METRIC QUERY PROMETHEUS
+usage: python external_metrics.py HOST PORT CERTIFICATE KEY METRIC QUERY PROMETHEUS NAMESPACE
 
 In the query ``<<.LabelMatchers>>`` stands for the namespace and the labels that the autoscaler selects, as in the rules
-of Prometheus Adapter.
+of Prometheus Adapter; NAMESPACE is the label that holds the namespace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUP = "external.metrics.k8s.io/v1beta1"
 
 
 def main() -> None:
-    host, port, certificate, key, metric, query, prometheus = sys.argv[1:]
+    host, port, certificate, key, metric, query, prometheus, namespace = sys.argv[1:]
 
     def value(matchers: str) -> str:
         asked = urllib.parse.urlencode({"query": query.replace("<<.LabelMatchers>>", matchers)})
@@ -41,7 +41,7 @@ def main() -> None:
                 )
             elif len(parts) == 3 and parts[0] == "namespaces" and parts[2] == metric:
                 selector = urllib.parse.parse_qs(url.query).get("labelSelector", [""])[0]
-                labels = {"namespace": parts[1], **dict(pair.split("=") for pair in selector.split(",") if pair)}
+                labels = {namespace: parts[1], **dict(pair.split("=") for pair in selector.split(",") if pair)}
                 matchers = ",".join(f'{name}="{text}"' for name, text in labels.items())
                 item = {
                     "metricName": metric,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import kill_part, start_all
 from installation import PATIENCE_S
 from journey import AGENTS, CONFINED, TRAINING, Journey
+from metrics_adapter import adapter
 from outside_gpu import GPUS
 from training_job import TRAINER_IMAGE
 
@@ -25,6 +27,8 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_aft
 
 POOL, BY_PAGE = "chat", "unplugged"
 REPLICAS = 2
+MOST = 3
+"""Replicas: of four GPUs one is left for a rollout."""
 SLOWEST_S = 2 * PATIENCE_S
 """A thousand requests are counted for the baseline, and the canary tries as many clocks as a fifth more time allows."""
 SPAN_S = 60.0
@@ -79,6 +83,29 @@ def pool(name: str, mode: str) -> dict[str, Any]:
     }
 
 
+def autoscaler(name: str) -> dict[str, Any]:
+    """As the page about replicas says."""
+    metric = {"name": "perseus_pool_advised_replicas", "selector": {"matchLabels": {"job_name": name}}}
+    at_once = {"stabilizationWindowSeconds": 0, "tolerance": "0"}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, "namespace": TRAINING},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicas": 1,
+            "maxReplicas": MOST,
+            "metrics": [
+                {
+                    "type": "External",
+                    "external": {"metric": metric, "target": {"type": "AverageValue", "averageValue": "1"}},
+                }
+            ],
+            "behavior": {"scaleUp": at_once, "scaleDown": at_once},
+        },
+    }
+
+
 class Serving:
     """What a user sees of pools and engines."""
 
@@ -89,9 +116,11 @@ class Serving:
         self.said: dict[str, str] = {}
         """What each condition has said last."""
 
+    def pool(self, name: str) -> Any:
+        return self.journey.read("-n", TRAINING, "get", keys.POOL_PLURAL, name)
+
     def condition(self, name: str, kind: str) -> tuple[str, str, str]:
-        body = self.journey.read("-n", TRAINING, "get", keys.POOL_PLURAL, name)
-        for each in (body.get("status") or {}).get("conditions", ()):
+        for each in (self.pool(name).get("status") or {}).get("conditions", ()):
             if each["type"] == kind:
                 return each["status"], each["reason"], each["message"]
         return "Unknown", "", ""
@@ -211,11 +240,35 @@ def test_a_replica_that_is_replaced_follows_as_well(serving: Serving) -> None:
 
 def test_replicas_come_and_go_under_load(serving: Serving) -> None:
     journey = serving.journey
-    for replicas in (1, 3, REPLICAS):
+    for replicas in (1, MOST, REPLICAS):
         journey.kubectl("-n", TRAINING, "scale", "deployment", POOL, f"--replicas={replicas}")
         count = f"{replicas} replicas follow their load"
         journey.eventually(count, lambda replicas=replicas: serving.follow(POOL, replicas), PATIENCE_S)
     serving.keep_their_limits(POOL)
+
+
+def test_an_autoscaler_makes_as_many_replicas_as_are_advised(serving: Serving, tmp_path: Path) -> None:
+    journey = serving.journey
+
+    def as_advised() -> bool:
+        advice = serving.pool(POOL)["status"]["advice"]
+        assert "replicas" in advice, advice["why"]
+        advised = min(MOST, advice["replicas"])
+        asked = journey.read("-n", TRAINING, "get", "deployment", POOL)["spec"]["replicas"]
+        assert asked == advised, f"{asked} replicas are asked for, {advised} advised"
+        return serving.follow(POOL, advised)
+
+    with adapter(journey, "serving-replicas.md", FLAGS, tmp_path):
+        journey.apply(autoscaler(POOL))
+        for by_hand in (1, MOST):
+            journey.kubectl("-n", TRAINING, "scale", "deployment", POOL, f"--replicas={by_hand}")
+            journey.eventually("the autoscaler makes the advised replicas, and all follow", as_advised, PATIENCE_S)
+            journey.say(serving.pool(POOL)["status"]["advice"]["why"])
+        assert "lastScaleTime" in journey.read("-n", TRAINING, "get", "hpa", POOL)["status"]
+        journey.kubectl("-n", TRAINING, "delete", "hpa", POOL)
+    serving.keep_their_limits(POOL)
+    journey.kubectl("-n", TRAINING, "scale", "deployment", POOL, f"--replicas={REPLICAS}")
+    journey.eventually("as many as before follow", lambda: serving.follow(POOL, REPLICAS), PATIENCE_S)
 
 
 def test_a_lost_node_leaves_its_gpus_at_default_clocks_and_the_others_ready(serving: Serving) -> None:

@@ -258,4 +258,4 @@ def test_of_a_pod_with_a_gpu_that_is_not_counted_whole_a_lease_says_nothing(benc
     bench.gpus[0].has_energy = True
     wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1"}, "it goes on")
     bench.given["unknown"] = Allocation((gpu_uuid(3),), {})
-    wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1", "unknown"}, "the kubelet is asked again of pods it did not know")
+    wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1", "unknown"}, "the kubelet is asked again")
