@@ -23,8 +23,8 @@ class Worker:
     kind: str
     namespace: str
     name: str
-    first: int
-    last: int
+    first: float
+    last: float
     hourly: Mapping[str, float]
     levels: Mapping[str, float] = field(default_factory=dict)
     energy_class: str = ""
@@ -94,6 +94,15 @@ def fleet(jobs: int = 15, pools: int = 5) -> list[Worker]:
     return workers
 
 
+def _hours_of_any(workers: list[Worker], begin_s: float, end_s: float) -> float:
+    """How long any of them ran between two moments."""
+    hours, until_s = 0.0, begin_s
+    for worker in sorted(workers, key=lambda one: one.first):
+        hours += worker.hours(until_s, end_s)
+        until_s = max(until_s, BEGIN_S + worker.last * HOUR_S)
+    return hours
+
+
 class MadeUpPrometheus:
     """Answers the queries of a report, as ``usage.Query``."""
 
@@ -109,10 +118,13 @@ class MadeUpPrometheus:
         assert found, text
         assert length, text
         moments = range(first_s, last_s + 1, step_s)
+        workers = [one for one in self.workers if not namespace or one.namespace == namespace[1]]
+        if text.startswith("count_over_time("):
+            seen = [(moment, _hours_of_any(workers, moment - int(length[1]) - 1, moment)) for moment in moments]
+            known = [[moment, repr(hours)] for moment, hours in seen if hours]
+            return [{"metric": {}, "values": known}] if known else []
         answer = []
-        for worker in self.workers:
-            if namespace and worker.namespace != namespace[1]:
-                continue
+        for worker in workers:
             # As increase does it: what grew over the window; a look each minute: minutes in it, divided by 60.
             values = [(moment, self._value(worker, found[0], moment, int(length[1]))) for moment in moments]
             known = [[moment, repr(value)] for moment, value in values if value is not None]

@@ -26,6 +26,7 @@ def statement_of(begin_s: int, end_s: int, namespace: str | None = None) -> Stat
         queries=usage.queries,
         program="perseus-k8s 0.1.0",
         members=usage.members,
+        measured_hours=usage.measured_hours,
         currency="EUR",
         organization="Example GmbH",
         tokens_per_step={"team-a/train-0": 2_097_152.0},

@@ -70,6 +70,7 @@ def statement() -> str:
         queries=usage.queries,
         program="perseus-k8s",
         members=usage.members,
+        measured_hours=usage.measured_hours,
     )
     return json.dumps(document(made_up, "job"))
 

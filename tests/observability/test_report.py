@@ -83,8 +83,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_what_it_reads_is_what_they_took_and_did(address: str, begin_s: int, end_s: int) -> None:
     period = Period(begin_s=BEGIN_S + begin_s, end_s=BEGIN_S + end_s)
     usage = read_usage(Prometheus(address, Access(), {}), period, None, {})
-    about = {"taken_s": 0, "scope": "", "origin": "", "program": ""}
-    statement = Statement(period=period, queries=usage.queries, members=usage.members, **about)  # type: ignore[arg-type]
+    statement = Statement(
+        period=period,
+        queries=usage.queries,
+        members=usage.members,
+        measured_hours=usage.measured_hours,
+        taken_s=0,
+        scope="",
+        origin="",
+        program="",
+    )
+    assert statement.gap() == ""
     found = {row.kind: row for row in rows(statement, "model")}
     for worker in workers():
         row, per_hour = found[worker.kind], worker.hourly

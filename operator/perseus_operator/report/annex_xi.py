@@ -36,6 +36,8 @@ def write(statement: Statement, by: str, digest: str) -> str:
     if not measured:
         lines += ["", "No energy of jobs or pools was measured in this period."]
     lines += ["", "## How it was measured", "", f"- Boundary: {statement.boundary()}."]
+    if gap := statement.gap():
+        lines += [f"- {gap[0].upper()}{gap[1:]}."]
     lines += [f"- {METHOD[0].upper()}{METHOD[1:]}"]
     lines += [
         f"- Factor {name} ({FACTORS[name][0]}): {'by the hour' if factor.value is None else f'{factor.value:g}'}. "

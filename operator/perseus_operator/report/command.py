@@ -195,6 +195,7 @@ def _measure(options: argparse.Namespace, scope: Scope, by: str, now: datetime) 
         queries=usage.queries,
         program=f"perseus-k8s {_release()}",
         members=usage.members,
+        measured_hours=usage.measured_hours,
     )
 
 

@@ -72,6 +72,7 @@ def merge(sources: Sequence[Source], replaced: Set[str] = frozenset()) -> Statem
         queries=first.queries,
         program=_joined(source.statement.program for source in ordered),
         members=_members(ordered),
+        measured_hours=tuple(hours for source in ordered for hours in source.statement.measured_hours),
         factors=_factors(ordered, replaced),
         currency=first.currency,
         organization=first.organization,

@@ -8,6 +8,7 @@ Prometheus has forgotten the period.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from itertools import pairwise
 from typing import Final
 
 HOUR_S: Final = 3600
+LEAST_GAP_H: Final = 0.05
+"""Three minutes: looks at each minute, at a series that is scraped each minute, miss up to two of a shorter slot."""
 MAX_DAYS: Final = 366
 """Of a period: a year, which is as far as a Prometheus answers by hours (11,000 points)."""
 
@@ -164,6 +167,7 @@ class Statement:
         queries: in PromQL, by quantity.
         program: which release of this project read them.
         members: jobs and pools in which something was measured.
+        measured_hours: of each slot, in which energy of any member was measured, looked at each minute; None: in none.
         factors: by name, see ``FACTORS``.
         currency: of the price, ISO 4217; empty: there is no price.
         organization: whose report it is; empty: not said.
@@ -178,6 +182,7 @@ class Statement:
     queries: Mapping[str, str]
     program: str
     members: tuple[Member, ...]
+    measured_hours: Hourly
     factors: Mapping[str, Factor] = field(default_factory=dict)
     currency: str = ""
     organization: str = ""
@@ -193,13 +198,17 @@ class Statement:
         steps = [text for name, text in ((SERVER, "whole servers"), (PUE, "the site")) if name in self.factors]
         return f"{measured}; estimated from that: {' and '.join(steps)}" if steps else measured
 
-    def measured_slots(self) -> range:
-        """From the first to the last slot in which energy of any member was measured; empty: in none."""
-        number = len(self.period.slots)
-        slots = [
-            slot for slot in range(number) if any(one.at("energyJoules", slot) is not None for one in self.members)
-        ]
-        return range(slots[0], slots[-1] + 1) if slots else range(0)
+    def gap(self) -> str:
+        """In how much of the period energy was measured, where that is not all of it; empty: in all."""
+        period_h = (self.period.end_s - self.period.begin_s) / HOUR_S
+        measured_h = math.fsum(hours or 0.0 for hours in self.measured_hours)
+        slots = [slot for slot, hours in zip(self.period.slots, self.measured_hours, strict=True) if hours]
+        if not slots or period_h - measured_h < LEAST_GAP_H:
+            return ""
+        begin_s, end_s = slots[0][0], slots[-1][1]
+        between = f", all between {instant(begin_s)} and {instant(end_s)}"
+        known = f"energy was measured in {measured_h:,.1f} of {period_h:,.1f} hours"
+        return known if (begin_s, end_s) == (self.period.begin_s, self.period.end_s) else known + between
 
 
 def instant(unix_s: int) -> str:

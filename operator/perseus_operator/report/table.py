@@ -9,7 +9,7 @@ from typing import Final
 from perseus_operator.objects.formatting import percent
 from perseus_operator.report.factors import OPTIONS
 from perseus_operator.report.figures import TOTAL, Row, rows
-from perseus_operator.report.statement import FACTORS, JOB, METHOD, POOL, PRICE, Statement, instant
+from perseus_operator.report.statement import FACTORS, JOB, LEAST_GAP_H, METHOD, POOL, PRICE, Statement, instant
 
 _WIDTH: Final = 100
 _Cell = Callable[[Row], str]
@@ -118,14 +118,12 @@ def _notes(statement: Statement, digest: str) -> list[str]:
         notes["saved"] = METHOD.removeprefix("saved: ")
     if statement.tokens_per_step:
         notes["tokens"] = "trained: steps, times the tokens of a step that were declared with --tokens-per-step"
-    slots, measured = statement.period.slots, statement.measured_slots()
-    if measured and (measured.start > 0 or measured.stop < len(slots)):
-        begin_s, end_s = slots[measured.start][0], slots[measured.stop - 1][1]
-        notes["gap"] = f"energy was measured from {instant(begin_s)} to {instant(end_s)} alone"
+    if gap := statement.gap():
+        notes["gap"] = gap
     without = sum(
         row.measured.get("activeHoursWithoutEnergy", 0.0) for row in rows(statement, "job") if row.name != TOTAL
     )
-    if without >= 0.05:
+    if without >= LEAST_GAP_H:
         notes["missing"] = f"{without:,.1f} hours in which pods ran and no energy was measured; they are in no sum"
     notes |= {"from": f"{statement.origin}, read at {instant(statement.taken_s)} by {statement.program}"}
     if statement.parts:

@@ -17,6 +17,10 @@ _OF = "by (job_namespace, job_name)"
 _GROWN = f"sum {_OF} (increase({{name}}{{where}}[{{length_s}}s]))"
 # One second less: releases differ in whether a look at the begin of the hour, the 61st, counts.
 _LOOKED_AT = f"sum {_OF} (sum_over_time({{name}}{{where}}[{{less_s}}s:60s])) / 60"
+_MEASURED = (
+    "count_over_time((count(perseus_job_energy_joules_total{where}) or count(perseus_pool_energy_joules_total{where}))"
+    "[{less_s}s:60s]) / 60"
+)
 _LATEST = f"avg {_OF} (last_over_time({{name}}{{where}}[{{length_s}}s]))"
 _INFO = "max by (job_namespace, job_name, energy_class, model) (max_over_time(perseus_job_info{where}[{length_s}s]))"
 _BY_HOUR: Final = {
@@ -59,10 +63,12 @@ class Usage:
 
     Attributes:
         members: in which something was measured.
+        measured_hours: of each slot, in which energy of any was measured; None: in none.
         queries: for an hour, by kind and quantity.
     """
 
     members: tuple[Member, ...]
+    measured_hours: Hourly
     queries: Mapping[str, str]
 
 
@@ -80,7 +86,8 @@ def read_usage(query: Query, period: Period, namespace: str | None, labels: Mapp
     """
     where = f'{{job_namespace="{namespace}"}}' if namespace else ""
     infos = _infos(query, period, where)
-    members, queries = [], {}
+    members, queries = [], {"measuredHours": _text(_MEASURED, "", where, HOUR_S)}
+    [measured_hours] = _by_hour(query, period, _MEASURED, "", where).values() or [(None,) * len(period.slots)]
     for kind, quantities in _BY_HOUR.items():
         by_quantity = {}
         for quantity, (pattern, name) in quantities.items():
@@ -102,7 +109,7 @@ def read_usage(query: Query, period: Period, namespace: str | None, labels: Mapp
                     saved=shares.get(ref),
                 )
             )
-    return Usage(members=tuple(members), queries=queries)
+    return Usage(members=tuple(members), measured_hours=measured_hours, queries=queries)
 
 
 def _by_hour(query: Query, period: Period, pattern: str, name: str, where: str) -> dict[Ref, Hourly]:

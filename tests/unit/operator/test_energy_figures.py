@@ -9,6 +9,7 @@ import pytest
 from tests.made_up_fleet import BEGIN_S, END_S, HOUR_S, MadeUpPrometheus, Worker, fleet
 
 from perseus_core.units import kwh_from_j
+from perseus_operator.report import annex_xi, table
 from perseus_operator.report.figures import TOTAL, Row, rows
 from perseus_operator.report.statement import Factor, Period, Statement
 from perseus_operator.report.usage import Query, read_usage
@@ -26,6 +27,7 @@ def state(query: Query, period: Period = OCTOBER, namespace: str | None = None, 
         queries=usage.queries,
         program="perseus-k8s",
         members=usage.members,
+        measured_hours=usage.measured_hours,
         **more,
     )
 
@@ -163,6 +165,33 @@ def test_a_period_that_is_cut_from_hours_misses_nothing_and_counts_nothing_twice
     assert row.measured["energyKilowattHours"] == pytest.approx(kwh_from_j(joules))
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "gap"),
+    [
+        (1200, 3000, "energy was measured in 0.3 of 0.5 hours"),
+        (1200, 9000, "energy was measured in 2.0 of 2.2 hours"),
+        (0, 7200, "energy was measured in 1.5 of 2.0 hours"),
+        (1800, 9000, ""),
+        (2000, 2090, ""),
+        (
+            -7200,
+            5400,
+            "energy was measured in 1.0 of 3.5 hours, all between 2026-10-01T00:00:00Z and 2026-10-01T01:30:00Z",
+        ),
+    ],
+)
+def test_what_a_prometheus_has_not_kept_is_said_to_a_part_of_an_hour(begin: int, end: int, gap: str) -> None:
+    """It holds what has happened since half past midnight."""
+    [pool] = fleet(0, 1)
+    pool.first = 0.5
+    statement = state(MadeUpPrometheus([pool]), Period(begin_s=BEGIN_S + begin, end_s=BEGIN_S + end))
+    assert statement.gap() == gap
+    for write in (table.write, annex_xi.write):
+        text = " ".join(write(statement, "job", "sha256:0").split()).lower()
+        assert gap.lower() in text
+        assert ("energy was measured in" in text) == bool(gap)
+
+
 def test_a_month_of_a_fleet_is_asked_with_few_queries() -> None:
     query = MadeUpPrometheus(fleet())
     state(query)
@@ -183,7 +212,7 @@ def test_a_series_that_is_no_number_spoils_no_sum() -> None:
     class Odd(MadeUpPrometheus):
         def __call__(self, text: str, *times: int) -> list[dict[str, Any]]:
             answer = super().__call__(text, *times)
-            if "perseus_job_energy" in text or "perseus_job_saved" in text:
+            if "increase(perseus_job_energy" in text or "perseus_job_saved" in text:
                 answer[0]["values"] = [[moment, "NaN"] for moment, _ in answer[0]["values"]]
                 answer[1]["values"] = [[moment, "+Inf"] for moment, _ in answer[1]["values"]]
             return answer

@@ -211,6 +211,10 @@ def test_the_table_says_what_it_does_not_know(october: Statement) -> None:
         replace(one, hours={**one.hours, "energyJoules": (None,) * 300 + one.hours["energyJoules"][300:]})
         for one in october.members
     )
-    text = table.write(replace(october, members=members), "job", "sha256:0")
-    assert "energy was measured from 2026-10-13T12:00:00Z" in text
+    measured_hours = (None,) * 300 + october.measured_hours[300:]
+    text = table.write(replace(october, members=members, measured_hours=measured_hours), "job", "sha256:0")
+    assert (
+        "energy was measured in 444.0 of 744.0 hours, all between 2026-10-13T12:00:00Z and 2026-11-01T00:00:00Z"
+        in " ".join(text.split())
+    )
     assert "hours in which pods ran and no energy was measured; they are in no sum" in " ".join(text.split())
