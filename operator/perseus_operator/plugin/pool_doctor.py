@@ -59,7 +59,6 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.OBJECTIVE_MISSED: "at default clocks add replicas, or relax the limit; lower clocks rise by themselves",
 }
 """Where a pool's owner does something else than a job's."""
-_COMPARED_AFTER: Final = "ten comparisons, about two and a half hours after clocks follow the load"
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,7 @@ class _Examination:
         question = "Is it known what is saved?"
         if savings := self._line.get("savings"):
             return _step(question, Finding.GOOD, says=f"{saved_sentence(savings)}.")
-        return _step(question, Finding.WAITING, says=f"Not yet: it takes {_COMPARED_AFTER}.", do="wait")
+        return _step(question, Finding.WAITING, says=self._line["unmeasured"], do="wait")
 
 
 _AS_IF_READY: Final = ({"type": ConditionType.READY.value, "status": "True", "reason": Reason.READY.value},)

@@ -47,7 +47,9 @@ def test_a_pool_that_saves_has_good_steps_alone(cluster: Cluster) -> None:
     del cluster.stored_pools[0]["status"]["savings"]
     document = answer("doctor", "llama")
     assert "follow the load; what that saves is not measured yet" in document["verdict"]
-    assert asked(document)["Is it known what is saved?"]["finding"] == "waiting"
+    step = asked(document)["Is it known what is saved?"]
+    assert step["finding"] == "waiting"
+    assert step["says"] == pool_explanation(cluster.stored_pools[0])["summary"]["unmeasured"]
 
 
 @pytest.mark.parametrize(

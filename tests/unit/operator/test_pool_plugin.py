@@ -92,6 +92,8 @@ def test_an_explanation_says_what_holds_each_clock_and_what_is_saved(cluster: Cl
     assert HELD["Boost"] in row
     assert "Next: Nothing" in text
     assert command("explain", "llama")[1] == text
+    del cluster.stored_pools[0]["status"]["savings"]
+    assert "not measured: It takes ten comparisons" in command("serving", "llama")[1]
     trial = {"pod": "llama-a", "clockMegahertz": 1305, "why": "NearLimit"}
     cluster.stored_pools[0]["status"]["canary"] = trial
     cluster.stored_pools[0]["status"]["replicaCount"] = 5

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.doubles.plugin_pool import pool
 
 from perseus_core import keys
 from perseus_core.grain import Grain
@@ -102,6 +103,25 @@ def test_the_list_says_what_is_wrong() -> None:
         ("z", "False", "NoPods"), ("job", "Unknown", "")
     ]  # fmt: skip
     assert lines[0]["stragglerCount"] == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, "It takes ten comparisons, about two and a half hours after clocks follow the load."),
+        ({"Ready": ("False", "NoSignal", "No engine says what it does.")}, "No engine says what it does."),
+        ({"ClocksApplied": ("False", "NoLimits", "There is no limit.")}, "There is no limit."),
+        (None, "No operator has reported on the pool yet."),
+    ],
+)
+def test_a_pool_without_savings_says_why(said: dict[str, tuple[str, str, str]] | None, why: str) -> None:
+    stored = pool(**(said or {}))
+    measured = pools_overview([replace(POOL, stored=stored)])["pools"][0]
+    assert "unmeasured" not in measured
+    del stored["status"]["savings"]
+    if said is None:
+        stored["status"] = {}
+    assert pools_overview([replace(POOL, stored=stored)])["pools"][0]["unmeasured"] == why
 
 
 def test_a_pool_is_shown_as_the_plugin_explains_it() -> None:

@@ -105,6 +105,8 @@ def _rows(pool: Json, line: Json) -> Iterator[tuple[str, str]]:
         yield "replicas", advised_sentence(advice)
     if savings := status.get("savings"):
         yield "saved", saved_sentence(savings)
+    else:
+        yield "saved", f"not measured: {line['unmeasured']}"
     if budget := status.get("powerBudget"):
         yield "budget", budget_sentence(budget)
     for kind in (ConditionType.PROFILE_READY, ConditionType.CLOCKS_APPLIED, ConditionType.READY):

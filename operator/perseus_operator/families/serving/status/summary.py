@@ -19,6 +19,7 @@ _NOT_OF: Final[Mapping[str, str]] = {Role.PREFILL: "timePerOutputToken", Role.DE
 """The time that engines of a role do not answer for."""
 _ATTAINMENT: Final = "99%"
 """Of a limit that was stored without one."""
+_COMPARING: Final = "It takes ten comparisons, about two and a half hours after clocks follow the load."
 
 
 def summary(pool: Mapping[str, Any]) -> Json:
@@ -33,7 +34,7 @@ def summary(pool: Mapping[str, Any]) -> Json:
         unless not known; ``maxSlowdown`` of the spec, if it has one; ``advised``, how many replicas, if a number is;
         ``limits`` by the field's name, those that follow from the slowdown once there is a baseline, each with
         ``limit``, ``attainment`` that is asked for and ``kept``, the share that kept it lately; ``savings`` and
-        ``proposedLimits`` of the status, if there are any.
+        ``proposedLimits`` of the status, if there are any; ``unmeasured``, why there are no savings.
     """
     metadata, status = pool["metadata"], pool.get("status") or {}
     replicas = status.get("replicas") or ()
@@ -53,6 +54,7 @@ def summary(pool: Mapping[str, Any]) -> Json:
         "limits": _limits(pool),
         **({"advised": advised} if (advised := (status.get("advice") or {}).get("replicas")) else {}),
         **{name: status[name] for name in ("savings", "proposedLimits") if status.get(name)},
+        **({} if status.get("savings") else {"unmeasured": _why_unmeasured(states)}),
     }
 
 
@@ -68,6 +70,15 @@ def _state(states: Mapping[str, Json]) -> str:
         return "NotSeen"
     clocks = states.get(ConditionType.CLOCKS_APPLIED)
     return str((ready if clocks is None or ready["status"] != "True" else clocks)["reason"])
+
+
+def _why_unmeasured(states: Mapping[str, Json]) -> str:
+    """What its savings wait for: the message of the condition that fails, or the comparisons that are made by then."""
+    if ConditionType.READY not in states:
+        return "No operator has reported on the pool yet."
+    needed = (states.get(kind) for kind in (ConditionType.READY, ConditionType.CLOCKS_APPLIED))
+    failed = next((one for one in needed if one is not None and one["status"] != "True"), None)
+    return _COMPARING if failed is None else str(failed["message"])
 
 
 def _objective(pool: Mapping[str, Any]) -> Json:

@@ -31,8 +31,10 @@ async function get(path) {
 
 function percent(ratio) {
   const text = (100 * ratio).toFixed(2);
-  return `${text === "-0.00" ? "0.00" : text} %`;
+  return `${text === "-0.00" ? "0.00" : text}%`;
 }
+
+const amount = (value, digits) => value.toLocaleString("en", { maximumSignificantDigits: digits });
 
 function showJobs(jobs) {
   byId("training").hidden = jobs.length === 0;
@@ -40,8 +42,8 @@ function showJobs(jobs) {
     { text: `${job.namespace}/${job.name}`, href: `#${job.namespace}/${job.name}` },
     ready(job, job.reason),
     job.objective,
-    { text: job.savings?.energy ?? "not measured", title: job.unmeasured },
-    { text: job.savings?.slowdown ?? "not measured", title: job.unmeasured },
+    { text: job.savings?.energy ?? "not measured", note: job.unmeasured },
+    job.savings?.slowdown ?? "not measured",
     { text: String(job.stragglerCount), bad: job.stragglerCount > 0 },
   ]));
 }
@@ -60,7 +62,7 @@ function showState(job) {
   if (job.hardware) {
     const milliseconds = (us) => `${Number((us / 1e3).toPrecision(3))} ms`;
     const { switchLatencyMedianMicroseconds: median, switchLatencyP99Microseconds: worst } = job.hardware;
-    tile(tiles, `clock changes take, ${job.hardware.figures.toLowerCase()}`, `${milliseconds(median)}, 99 % ${milliseconds(worst)}`);
+    tile(tiles, `clock changes take, ${job.hardware.figures.toLowerCase()}`, `${milliseconds(median)}, 99% ${milliseconds(worst)}`);
   }
   if (job.unmeasured) element(state, "p", { class: "note", id: "unmeasured" }, `Savings are not measured: ${job.unmeasured}`);
   if (job.plan?.reason) element(state, "p", { class: "note" }, job.plan.reason);
@@ -90,9 +92,9 @@ function showPoint(job, point) {
   list.replaceChildren();
   figure(list, "slower than T_min", percent(seconds[point] / seconds[0] - 1));
   figure(list, "energy saved", percent(1 - joules[point] / highestClocks.joules), "against every GPU at its highest clock, predicted");
-  figure(list, "of one iteration", `${joules[point].toPrecision(5)} J`);
-  figure(list, `mean power of ${gpus} GPUs`, `${(joules[point] / seconds[point]).toFixed(0)} W`);
-  figure(list, "saved in a day of iterations", `${(((highestClocks.joules - joules[point]) * days) / 3.6e6).toPrecision(3)} kWh`);
+  figure(list, "of one iteration", `${amount(joules[point], 5)} J`);
+  figure(list, `mean power of ${gpus} GPUs`, `${Math.round(joules[point] / seconds[point]).toLocaleString("en")} W`);
+  figure(list, "saved in a day of iterations", `${amount(((highestClocks.joules - joules[point]) * days) / 3.6e6, 3)} kWh`);
   const bound = "against the proven bound of clocks that change at once";
   const costs = rehearsed ? ", which this hardware cannot reach: what it costs is in this figure" : "";
   figure(list, "certified to the optimum within", percent(gaps[point]), bound + costs);
@@ -101,7 +103,7 @@ function showPoint(job, point) {
     const found = job[key];
     if (found?.energyMillijoules) {
       const at = { seconds: found.iterationTimeMicroseconds / 1e6, joules: found.energyMillijoules / 1e3 };
-      marks.push({ label, colour, below: true, ...at });
+      marks.push({ label, colour, ...at });
     }
   }
   drawFrontier(byId("frontier"), seconds.map((s, k) => [s, joules[k]]), marks, point);

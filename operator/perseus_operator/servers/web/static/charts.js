@@ -41,7 +41,7 @@ function scale(values, from, to) {
   return { domain, at: (v) => from + ((v - domain[0]) / (domain[1] - domain[0])) * (to - from) };
 }
 
-// points: [seconds, joules]; marks: {label, seconds, joules, colour, below}; chosen: index.
+// points: [seconds, joules]; marks: {label, seconds, joules, colour}; chosen: index.
 export function drawFrontier(svg, points, marks, chosen) {
   const width = 1100, height = 360, left = 70, bottom = 44;
   svg.replaceChildren();
@@ -70,15 +70,17 @@ export function drawFrontier(svg, points, marks, chosen) {
     element(svg, "line", { x1: x.at(s), y1: y.at(j), ...end, stroke: "var(--accent)", "stroke-dasharray": "4 4" });
   }
   element(svg, "circle", { id: "chosen", cx: x.at(s), cy: y.at(j), r: 8, fill: "none", stroke: "var(--accent)", "stroke-width": 2.5 });
-  for (const mark of marks) {
+  let lowest = -Infinity;
+  for (const mark of [...marks].sort((a, b) => b.joules - a.joules)) {
     const at = { x: x.at(mark.seconds), y: y.at(mark.joules) };
+    lowest = Math.max(at.y + 4, lowest + 15); // names stand below each other where marks are close
     element(svg, "rect", {
       x: at.x - 5, y: at.y - 5, width: 10, height: 10, fill: mark.colour, stroke: "var(--paper)",
       transform: `rotate(45 ${at.x} ${at.y})`,
     });
-    // The curve runs below the name: a border in the colour of the paper keeps it readable.
+    // Where the curve runs below the name a border in the colour of the paper keeps it readable.
     const halo = { stroke: "var(--paper)", "stroke-width": 4, "paint-order": "stroke" };
-    element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 18 : -4), ...halo }, mark.label);
+    element(svg, "text", { x: at.x + 12, y: lowest, ...halo }, mark.label);
   }
 }
 

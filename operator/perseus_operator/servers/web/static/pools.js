@@ -8,7 +8,7 @@ const megahertz = (clock) => (clock === undefined ? "not known" : `${clock.toLoc
 
 function saved(pool) {
   const { energy, low, high } = pool.savings ?? {};
-  return energy ? `${energy} (${low} to ${high})` : "not measured";
+  return { text: energy ? `${energy} (${low} to ${high})` : "not measured", note: pool.unmeasured };
 }
 
 // What was promised of a time and how much of it was kept, or what is proposed.
@@ -48,7 +48,8 @@ export function showPool(pool) {
     const found = kept(line, field);
     tile(tiles, `${words}, kept (promised)`, found.text, found.bad);
   }
-  tile(tiles, "saved of a token's energy, with 95 % confidence", saved(line));
+  tile(tiles, "saved of a token's energy, with 95% confidence", saved(line).text);
+  if (line.unmeasured) element(state, "p", { class: "note" }, `Savings are not measured: ${line.unmeasured}`);
   rows(document.querySelector("#why tbody"), pool.why.map((row) => [row.what, row.says]));
   rows(document.querySelector("#replicas tbody"), pool.replicas.map((one) => [
     one.pod, megahertz(one.clockMegahertz), one.attainment ?? "–", one.limitedBy ?? "–", one.why ?? "–",

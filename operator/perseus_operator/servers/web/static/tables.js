@@ -7,9 +7,10 @@ export function rows(body, lines) {
   for (const cells of lines) {
     const row = element(body, "tr");
     for (const cell of cells) {
-      const at = element(row, "td", { ...(cell.bad && { class: "bad" }), ...(cell.title && { title: cell.title }) });
+      const at = element(row, "td", cell.bad ? { class: "bad" } : {});
       if (cell.href) element(at, "a", { href: cell.href }, cell.text);
       else at.textContent = cell.text ?? cell;
+      if (cell.note) element(at, "small", {}, cell.note);
     }
   }
 }
