@@ -15,7 +15,7 @@ from perseus_operator.api.energy_class import ClassSpec, refusal
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.classes.refusals import pod_refusal
 from perseus_operator.clients.kube.pods import pod_of
-from perseus_operator.errors import InvalidSpec, KubeError, KubeForbidden, KubeNotFound
+from perseus_operator.errors import InvalidSpec, KubeForbidden, KubeNotFound
 from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Json
 
@@ -62,7 +62,7 @@ def class_of_namespace(reader: ClassReader, namespace: str) -> Json | None:
     """
     try:
         labels = reader.namespace_labels(namespace)
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return None
     return _answer(reader, namespace, labels)
 
@@ -71,7 +71,7 @@ def refused_namespaces(reader: ClassReader) -> Iterator[Json]:
     """All namespaces whose class is not applied, as ``class_of_namespace``; none: they may not be listed."""
     try:
         namespaces = reader.namespaces(keys.LABEL_CLASS)
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return
     for namespace, labels in sorted(namespaces.items()):
         answer = _answer(reader, namespace, labels)
@@ -92,14 +92,14 @@ def refused_pods(reader: ClassReader, namespace: str | None, jobs: Container[tup
     """
     try:
         pods = [pod for pod in map(pod_of, reader.pods(namespace, keys.LABEL_CLASS)) if pod]
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return
     reasons: dict[tuple[str, str, str], list[str]] = {}
     labels_of = functools.cache(reader.namespace_labels)
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
         if (pod.namespace, pod.job) in jobs or pod.failure or pod.succeeded:
             continue
-        with contextlib.suppress(KubeError):
+        with contextlib.suppress(KubeForbidden, KubeNotFound):
             if why := pod_refusal(pod, _class(reader, pod.energy_class), labels_of(pod.namespace)):
                 reasons.setdefault((pod.namespace, pod.energy_class, why), []).append(pod.name)
     for (where, name, why), names in reasons.items():

@@ -31,7 +31,6 @@ from perseus_operator.families.serving.status.explanation import pool_explanatio
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.classes import class_of_namespace, refused_namespaces, refused_pods
 from perseus_operator.plugin.doctor import examine
-from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
 from perseus_operator.plugin.named import NO_DEFINITION, exists, read_named
@@ -42,7 +41,6 @@ from perseus_operator.plugin.pool_tables import (
     pool_explanation_text,
     pool_listing_text,
 )
-from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.stragglers import DELAY, clear_straggler, declare_straggler
 from perseus_operator.plugin.tables import (
     Terminal,
@@ -111,11 +109,17 @@ Answer = tuple[Json, str]
 
 
 def _frontier(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    from perseus_operator.plugin.job import load_job
+    from perseus_operator.plugin.reports import frontier_document
+
     document = frontier_document(load_job(kube, namespace, options.job))
     return document, frontier_text(document, terminal, everything=options.all)
 
 
 def _plan(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    from perseus_operator.plugin.job import load_job
+    from perseus_operator.plugin.reports import plan_document
+
     document = plan_document(load_job(kube, namespace, options.job), options.point)
     return document, plan_text(document, terminal, everything=options.all)
 
@@ -124,6 +128,9 @@ def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal)
     kind, body = read_named(kube, namespace, options.job)
     if kind == keys.POOL_KIND:
         return _explain_pool(body, terminal)
+    from perseus_operator.plugin.job import load_job
+    from perseus_operator.plugin.reports import explanation
+
     document = explanation(load_job(kube, namespace, options.job))
     return document, explanation_text(document, terminal)
 

@@ -152,7 +152,7 @@ def _calibration(reader: Reader, namespace: str, profile: str, request: SolveReq
     try:
         status = reader.stored(keys.PROFILE_PLURAL, namespace, profile).status
         return str((status.get("calibrations") or {}).get(calibration_key(request), ""))
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return ""
 
 

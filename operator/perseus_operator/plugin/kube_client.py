@@ -7,9 +7,12 @@ server's own message.
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import kubernetes.client as k8s
 import kubernetes.config as k8s_config
@@ -28,7 +31,9 @@ from perseus_operator.errors import (
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_runtime.addresses import parse_url
 
-_TIMEOUT_S: Final = 15.0
+REQUEST_S: Final = 10.0
+COMMAND_S: Final = 30.0
+"""How long a command waits for one answer, and for all of them: a healthy API server takes a fraction of a second."""
 _ATTEMPTS: Final = 5
 _PAGE: Final = 500
 _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
@@ -36,6 +41,8 @@ _NAMESPACES: Final = "/api/v1/namespaces"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _ALL_PODS: Final = "/api/v1/pods"
 _MERGE: Final = "application/merge-patch+json"
+
+T = TypeVar("T")
 
 
 class KubeReader:
@@ -67,6 +74,7 @@ class KubeReader:
         api.configuration.retries = 1
         self._api: Any = api
         self._custom: Any = k8s.CustomObjectsApi(api)
+        self._end_s = time.monotonic() + COMMAND_S
 
     def job(self, namespace: str, name: str) -> Json:
         """Read a PerseusJob as it is stored.
@@ -108,7 +116,7 @@ class KubeReader:
         """
         query = {"labelSelector": label, "limit": str(_PAGE)}
         path, names = (_ALL_PODS, {}) if namespace is None else (_PODS, {"namespace": namespace})
-        items: list[Json] = _request(lambda: self._get(path, names, **query))["items"]
+        items: list[Json] = self._ask(f"pods {_in(namespace)}", lambda: self._get(path, names, **query))["items"]
         return items
 
     def workload(self, api_version: str, plural: str, namespace: str, name: str) -> Json:
@@ -121,7 +129,7 @@ class KubeReader:
         """
         names = {"namespace": namespace, "name": name}
         path = f"/apis/{api_version}/namespaces/{{namespace}}/{plural}/{{name}}"
-        return _request(lambda: self._get(path, names))  # type: ignore[no-any-return]
+        return self._ask(f"{plural}/{name} {_in(namespace)}", lambda: self._get(path, names))
 
     def config_map(self, namespace: str, name: str) -> ConfigMap:
         """Read a ConfigMap.
@@ -130,7 +138,8 @@ class KubeReader:
             KubeNotFound: there is none.
             KubeError: the API server did not answer, or ``binaryData`` is not base64.
         """
-        answer = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
+        names = {"namespace": namespace, "name": name}
+        answer = self._ask(f"configmaps/{name} {_in(namespace)}", lambda: self._get(_CONFIG_MAP, names))
         return ConfigMap.from_json(answer)
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
@@ -140,7 +149,8 @@ class KubeReader:
             KubeNotFound: there is none.
             KubeError: the API server did not answer.
         """
-        return _labels(_request(lambda: self._get(f"{_NAMESPACES}/{{name}}", {"name": name})))
+        path = f"{_NAMESPACES}/{{name}}"
+        return _labels(self._ask(f"namespaces/{name}", lambda: self._get(path, {"name": name})))
 
     def namespaces(self, label: str) -> Mapping[str, Mapping[str, str]]:
         """Read the labels, by name, of all namespaces that carry a label.
@@ -149,7 +159,7 @@ class KubeReader:
             KubeForbidden: the user may not list namespaces.
             KubeError: the API server did not answer.
         """
-        items = _request(lambda: self._get(_NAMESPACES, {}, labelSelector=label))["items"]
+        items = self._ask("namespaces", lambda: self._get(_NAMESPACES, {}, labelSelector=label))["items"]
         return {item["metadata"]["name"]: _labels(item) for item in items}
 
     def energy_class(self, name: str) -> Json:
@@ -161,8 +171,7 @@ class KubeReader:
             KubeError: the API server did not answer.
         """
         which = keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL, name
-        body: Json = _request(lambda: self._custom.get_cluster_custom_object(*which, **_PATIENCE))
-        return body
+        return self._ask(f"{keys.CLASS_PLURAL}/{name}", lambda: self._custom.get_cluster_custom_object(*which))
 
     def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
         """Read a PerseusProfile or a PerseusFrontier.
@@ -200,7 +209,9 @@ class KubeReader:
                 "metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": {key: wanted or None}},
             }
             try:
-                _request(lambda body=body: self._patch(namespace, name, body))  # type: ignore[misc]
+                self._ask(
+                    f"an edit of {keys.PLURAL}/{name} {_in(namespace)}", partial(self._patch, namespace, name, body)
+                )
             except KubeConflict:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -210,8 +221,8 @@ class KubeReader:
 
     def _one(self, plural: str, namespace: str, name: str) -> Json:
         which = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
-        body: Json = _request(lambda: self._custom.get_namespaced_custom_object(*which, **_PATIENCE))
-        return body
+        read = partial(self._custom.get_namespaced_custom_object, *which)
+        return self._ask(f"{plural}/{name} {_in(namespace)}", read)
 
     def _all(self, plural: str, namespace: str | None) -> list[Json]:
         if namespace is None:
@@ -222,7 +233,7 @@ class KubeReader:
         items: list[Json] = []
         more = ""
         while True:
-            answer = _request(partial(pages, limit=_PAGE, _continue=more, **_PATIENCE))
+            answer = self._ask(f"{plural} {_in(namespace)}", partial(pages, limit=_PAGE, _continue=more))
             items += answer["items"]
             more = answer["metadata"].get("continue") or ""
             if not more:
@@ -234,18 +245,46 @@ class KubeReader:
         request = self._api.param_serialize(
             "GET", path, names, asked, header_params=headers, auth_settings=["BearerToken"]
         )
-        answer = self._api.call_api(*request, **_PATIENCE)
+        answer = self._api.call_api(*request)
         answer.read()
         document: Json = self._api.response_deserialize(answer, {"200": "object"}).data
         return document
 
     def _patch(self, namespace: str, name: str, body: Json) -> Any:
-        return self._custom.patch_namespaced_custom_object(
-            *_resource(namespace, name), body, _content_type=_MERGE, **_PATIENCE
-        )
+        return self._custom.patch_namespaced_custom_object(*_resource(namespace, name), body, _content_type=_MERGE)
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        """Ask the API server for something; ``what`` is its name in messages.
+
+        In a thread, since no limit of the client holds for names that are looked up and answers that come in drops.
+        """
+        left_s = self._end_s - time.monotonic()
+        answer: Future[T] = Future()
+        threading.Thread(target=_answer, args=(answer, call), daemon=True).start()
+        try:
+            return answer.result(max(0.0, min(REQUEST_S, left_s)))
+        except k8s.ApiException as error:
+            raise _translate(error) from error
+        except TimeoutError:
+            limit = f"{REQUEST_S:g} s" if left_s > REQUEST_S else f"the {COMMAND_S:g} s that a command may wait in all"
+            raise KubeUnavailable(
+                f"the API server did not answer within {limit} when asked for {what}: it or the network is overloaded;"
+                " try again, and see whether kubectl get --raw /readyz is as slow"
+            ) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            cause = getattr(error, "reason", None) or error
+            raise KubeUnavailable(f"the API server cannot be reached: {cause}") from error
 
 
-_PATIENCE: Final = {"_request_timeout": _TIMEOUT_S}
+def _answer(answer: Future[T], call: Callable[[], T]) -> None:
+    try:
+        answer.set_result(call())
+    except Exception as error:  # noqa: BLE001  # whatever it is, the thread that asked raises it
+        answer.set_exception(error)
+
+
+def _in(namespace: str | None) -> str:
+    return "in any namespace" if namespace is None else f"in namespace {namespace}"
 
 
 def _labels(item: Json) -> Mapping[str, str]:
@@ -254,16 +293,6 @@ def _labels(item: Json) -> Mapping[str, str]:
 
 def _resource(namespace: str, name: str) -> tuple[str, str, str, str, str]:
     return keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL, name
-
-
-def _request(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except k8s.ApiException as error:
-        raise _translate(error) from error
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        cause = getattr(error, "reason", None) or error
-        raise KubeUnavailable(f"the API server cannot be reached: {cause}") from error
 
 
 def _translate(error: Any) -> KubeError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from perseus_core import keys
-from perseus_operator.errors import CannotAnswer, KubeError, KubeForbidden, KubeNotFound
+from perseus_operator.errors import CannotAnswer, KubeForbidden, KubeNotFound
 from perseus_operator.objects.values import ConfigMap, Json, StoredObject
 from perseus_operator.plugin.classes import ClassReader, class_of_namespace, refused_pods
 
@@ -106,6 +106,6 @@ def exists(reader: Reader, kind: str, namespace: str, name: str) -> bool:
     """Whether there is such an object that may be read."""
     try:
         _read(reader, kind, namespace, name)
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return False
     return True

@@ -15,7 +15,7 @@ from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import Mode
 from perseus_operator.api.schema import parse_spec
-from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
+from perseus_operator.errors import InvalidSpec, KubeForbidden, KubeNotFound
 from perseus_operator.families.serving.status.explanation import budget_sentence, next_step, saved_sentence
 from perseus_operator.families.serving.status.summary import conditions, summary
 from perseus_operator.objects.formatting import counted
@@ -89,7 +89,7 @@ def surroundings_of(reader: Reader, pool: Json) -> Surroundings:
             workload = reader.workload(reference["apiVersion"], plural, namespace, reference["name"])
         except KubeNotFound:
             workload = {}
-        except KubeError:
+        except KubeForbidden:
             workload = None
     name = (metadata.get("labels") or {}).get(keys.LABEL_CLASS, "")
     body = _unless_refused(lambda: reader.energy_class(name)) if name else None
@@ -106,7 +106,7 @@ T = TypeVar("T")
 def _unless_refused(read: Callable[[], T]) -> T | None:
     try:
         return read()
-    except KubeError:
+    except (KubeForbidden, KubeNotFound):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -289,6 +290,7 @@ def test_concurrent_edits_are_not_lost(monkeypatch: pytest.MonkeyPatch, stored: 
             raise KubeConflict("the object has been modified")
         writes.append(body)
 
+    monkeypatch.setattr(cluster, "_end_s", math.inf, raising=False)
     monkeypatch.setattr(cluster, "job", stored.job, raising=False)
     monkeypatch.setattr(cluster, "_patch", patch, raising=False)
     assert cluster.edit_annotation("team", "gpt3", "key", lambda _, before: f"{before}+mine") == "1+mine"

@@ -21,7 +21,7 @@ from perseus_operator.plugin import cli
 
 def test_it_starts_without_what_only_the_operator_needs() -> None:
     """Each of them takes a good part of a second to import, several on a busy machine."""
-    heavy = {"aiohttp", "kubernetes.aio", "kopf", "ortools", "grpc", "matplotlib", "prometheus_client"}
+    heavy = {"aiohttp", "kubernetes.aio", "kopf", "ortools", "grpc", "matplotlib", "prometheus_client", "numpy"}
     code = f"import sys, perseus_operator.plugin.cli; print(sorted({heavy!r} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

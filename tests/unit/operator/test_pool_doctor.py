@@ -29,7 +29,7 @@ from perseus_operator.api.energy_class import ClassSpec
 from perseus_operator.api.job import Mode
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
-from perseus_operator.errors import InvalidSpec, KubeError
+from perseus_operator.errors import InvalidSpec, KubeForbidden
 from perseus_operator.families.serving.decide import no_limits
 from perseus_operator.families.serving.status.explanation import next_step, pool_explanation
 from perseus_operator.jobs.waiting import no_clocks
@@ -221,7 +221,7 @@ def test_a_class_that_cannot_be_read_is_no_error(cluster: Cluster, monkeypatch: 
     cluster.stored_pools = [pool({"mode": "Enforce"}, labels={keys.LABEL_CLASS: "default"})]
 
     def refuse(_: str) -> Json:
-        raise KubeError("not now")
+        raise KubeForbidden("not yours")
 
     monkeypatch.setattr(cluster, "energy_class", refuse)
     assert asked(answer("doctor", "llama"))[PROMISED]["finding"] == "fault"
