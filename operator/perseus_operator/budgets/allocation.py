@@ -108,6 +108,18 @@ class Share:
     """What the job's GPUs can draw by their power limits: no plan draws more, whatever its profile says."""
     hold_s: int = 0
     """How long the job is to stay within it once no operator runs."""
+    budget_w: float | None = field(default=None, compare=False)
+    """What the budget shares among all its jobs, as it is said; None: not known."""
+
+    @property
+    def said(self) -> str:
+        """What is granted, and of how much: ``1,234 W of its 2,000 W are granted``."""
+        watts = 0.0 if self.watts is None else self.watts
+        if self.budget_w is None or round(watts) == round(self.budget_w):
+            return f"{watts:,.0f} W are granted"
+        if watts < self.budget_w:
+            return f"{watts:,.0f} W of its {self.budget_w:,.0f} W are granted"
+        return f"{watts:,.0f} W are granted, more than its {self.budget_w:,.0f} W"
 
 
 def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:

@@ -41,9 +41,9 @@ class BudgetDecision:
         """Jobs of which it is not known how much they draw."""
         return [m.job for m in self.members if m.claim is None and m.drawn_w is None]
 
-    def share(self, budget: str, job: str, held_w: float, hold_s: int) -> Share:
+    def share(self, budget: str, job: str, held_w: float, hold_s: int, budget_w: float) -> Share:
         """The share of a selected job; its watts are unknown until the job has been counted."""
-        return Share(budget, self.allocation.shares_w.get(job), self.allocation.feasible, held_w, hold_s)
+        return Share(budget, self.allocation.shares_w.get(job), self.allocation.feasible, held_w, hold_s, budget_w)
 
 
 @dataclass(frozen=True)

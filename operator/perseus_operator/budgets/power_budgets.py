@@ -193,7 +193,9 @@ class PowerBudgets(ClusterObjects[_Budget]):
         job = str(runner.ref)
         held_w = self._held_w.get(job, math.inf)
         shares = [
-            budget.decision.share(budget.name, job, held_w, budget.spec.fallback.hold_seconds)
+            budget.decision.share(
+                budget.name, job, held_w, budget.spec.fallback.hold_seconds, budget.shared(budget.spec).watts
+            )
             for budget in self._objects.values()
             if budget.spec is not None and self._selects(budget.spec, runner.ref.namespace, runner.labels) is not False
         ]

@@ -164,8 +164,9 @@ class JobRunner:
 
     def grant(self, share: Share | None) -> None:
         """Take in the job's share of a PowerBudget; None: no budget selects the job."""
-        if share != self.job.share:
-            self.job.share_granted(share)
+        before = self.job.share
+        self.job.share_granted(share)
+        if share != before:
             self._wake.now()
 
     def publish_draw(self, draw: DrawStatus | None) -> None:

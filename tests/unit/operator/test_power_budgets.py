@@ -56,7 +56,10 @@ async def test_two_equal_jobs_share_equally_and_keep_the_budget(site: Site) -> N
     shown = status.figures(a.state, a.decide()).power_budget
     assert shown is not None
     assert (shown.name, shown.slowdown) == ("hall", percent(a.state.frontier.times_us[point] / 1_000_000 - 1))
-    assert f"this plan draws {site.drawn_w('a'):.0f} W" in message
+    share = a.state.job.share
+    assert share is not None
+    assert f"{share.watts:,.0f} W of its {1.6 * full_w:,.0f} W are granted" in message
+    assert f"this plan draws {site.drawn_w('a'):,.0f} W" in message
     assert condition(b, ConditionType.BOUND_KEPT)[1] is Reason.BOUND_KEPT
     assert site.kept()["status"] == "True"
     assert site.written["observedGeneration"] == 3
@@ -113,7 +116,9 @@ async def test_too_small_a_budget_is_said_and_everybody_is_as_frugal_as_can_be(s
     kept = site.kept()
     assert (kept["status"], kept["reason"]) == ("False", "BudgetTooSmall")
     assert "10 W are less than the" in kept["message"]
-    assert "less than its jobs draw at their most frugal plans" in condition(job, ConditionType.PLAN_APPLIED)[2]
+    said = condition(job, ConditionType.PLAN_APPLIED)[2]
+    assert f"{site.drawn_w('a'):,.0f} W are granted, more than its 10 W; this plan draws" in said
+    assert "less than its jobs draw at their most frugal plans" in said
 
 
 async def test_jobs_come_and_go(site: Site) -> None:

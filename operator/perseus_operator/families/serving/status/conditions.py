@@ -177,7 +177,7 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     if share is None or granted is None or slowdown is None:
         return Condition(kind, True, Reason.TABLE_IN_FORCE, f"{message}.")
     message += f" up to {megahertz(granted.ceiling_mhz)}, {slowed_by(share.budget, percent(slowdown))}:"
-    message += f" {share.watts:.0f} W are granted; they draw at most {granted.watts:.0f} W."
+    message += f" {share.said}; they draw at most {granted.watts:,.0f} W."
     if not share.feasible:
         message += " The budget is less than its jobs draw at their most frugal plans."
     return Condition(kind, True, Reason.LIMITED_BY_BUDGET, message)

@@ -110,9 +110,7 @@ def limited(training: Training, decision: TrainingDecision, point: int) -> str:
     assert training.frontier is not None
     assert training.spec is not None
     drawn_w = power_w(training.frontier, point, spent_by(training.facts(training.spec)))
-    message = (
-        f"The job is {slowed(training, decision)}: {share.watts:.0f} W are granted; this plan draws {drawn_w:.0f} W."
-    )
+    message = f"The job is {slowed(training, decision)}: {share.said}; this plan draws {drawn_w:,.0f} W."
     if training.excess.ratio > 1.0:
         more = percent(training.excess.ratio - 1.0)
         message += f" That is {more} more than predicted, as its GPUs have shown."
