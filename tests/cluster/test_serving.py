@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from faults import kill_part, start_all
 from installation import PATIENCE_S
-from journey import AGENTS, CONFINED, TRAINING, Journey
+from journey import AGENTS, TRAINING, Journey
 from metrics_adapter import adapter
 from outside_gpu import GPUS
-from training_job import TRAINER_IMAGE
 
 from perseus_core import keys
 from perseus_sim.gpus.shim_gpu import describe
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 
+SAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "samples" / "unmodified-deployment.yaml"
 POOL, BY_PAGE = "chat", "unplugged"
 REPLICAS = 2
 MOST = 3
@@ -43,28 +44,22 @@ FLAGS = (
 )
 
 
-def deployment(name: str, replicas: int, *arguments: str, labelled: bool = False) -> dict[str, Any]:
-    limits = f"--first-token-s={FIRST_TOKEN_S}", f"--per-token-s={PER_TOKEN_S}"
-    container = {
-        "name": "engine",
-        "image": TRAINER_IMAGE,
-        "command": ["python", "-m", "perseus_sim.serving.pod_engine", "--per-second=8", *limits, *arguments],
-        "ports": [{"containerPort": 8000}],
-        "resources": {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": "1"}},
-        "securityContext": CONFINED,
-    }
-    spec = {"automountServiceAccountToken": False, "terminationGracePeriodSeconds": 2, "containers": [container]}
-    labels = {"app": name, **({keys.LABEL_JOB: name} if labelled else {})}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": TRAINING},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
+def sample() -> dict[str, Any]:
+    """The Deployment that the page about classes has readers try."""
+    body: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    body["metadata"]["namespace"] = TRAINING
+    return body
+
+
+def without_plugin() -> dict[str, Any]:
+    """The same engine, one replica, that says nothing by itself, opted in by our label."""
+    body = sample()
+    body["metadata"]["name"] = BY_PAGE
+    spec = body["spec"]
+    spec["replicas"], spec["selector"]["matchLabels"]["app"] = 1, BY_PAGE
+    spec["template"]["metadata"]["labels"] = {"app": BY_PAGE, keys.LABEL_JOB: BY_PAGE}
+    spec["template"]["spec"]["containers"][0]["command"].append("--no-plugin")
+    return body
 
 
 def pool(name: str, mode: str) -> dict[str, Any]:
@@ -189,7 +184,7 @@ def test_an_engine_with_the_plugin_is_seen_by_its_pool(serving: Serving) -> None
     journey = serving.journey
     journey.say(f"$ kubectl label namespace {TRAINING} {keys.LABEL_CLASS}=default")
     journey.kubectl("label", "namespace", TRAINING, f"{keys.LABEL_CLASS}=default")
-    journey.apply(deployment(POOL, REPLICAS))
+    journey.apply(sample())
     journey.eventually("its ServingPool is made", lambda: serving.condition(POOL, "Accepted")[0] == "True", PATIENCE_S)
     journey.eventually("engines say what they do", lambda: serving.true(POOL, "SignalsReady"), PATIENCE_S)
     journey.say(serving.condition(POOL, "SignalsReady")[2])
@@ -293,7 +288,7 @@ def test_a_lost_node_leaves_its_gpus_at_default_clocks_and_the_others_ready(serv
 
 def test_an_engine_without_the_plugin_is_seen_by_its_page(serving: Serving) -> None:
     journey = serving.journey
-    journey.apply(deployment(BY_PAGE, 1, "--no-plugin", labelled=True))
+    journey.apply(without_plugin())
     journey.apply(pool(BY_PAGE, "Observe"))
     journey.eventually("its page is read", lambda: serving.true(BY_PAGE, "SignalsReady"), PATIENCE_S)
     journey.eventually("its requests are counted", lambda: serving.true(BY_PAGE, "ObjectiveKept"), PATIENCE_S)

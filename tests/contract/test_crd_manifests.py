@@ -121,13 +121,14 @@ def test_the_solver_has_every_schedule_of_the_crd() -> None:
     assert {name.solver_name for name in ScheduleName} == {*SCHEDULES, "custom"}
 
 
-def test_the_job_of_the_page_about_classes_is_the_sample_and_asks_for_nothing_of_ours() -> None:
-    text = (REPOSITORY / "deploy/samples/unmodified-job.yaml").read_text()
-    job = yaml.safe_load(text)
+@pytest.mark.parametrize("kind", ["Job", "Deployment"])
+def test_workloads_of_the_page_about_classes_are_samples_and_ask_for_nothing_of_ours(kind: str) -> None:
+    text = (REPOSITORY / f"deploy/samples/unmodified-{kind.lower()}.yaml").read_text()
+    workload = yaml.safe_load(text)
     page = (REPOSITORY / "docs/energy-classes.md").read_text()
     assert text[text.index("apiVersion:") :] in page
-    assert job["kind"] == "Job"
-    assert asks_for_gpu(job["spec"]["template"]["spec"]), "a class passes over pods without a GPU"
+    assert workload["kind"] == kind
+    assert asks_for_gpu(workload["spec"]["template"]["spec"]), "a class passes over pods without a GPU"
     assert keys.API_GROUP not in text
 
 
