@@ -7,6 +7,7 @@ does it run, and is all as it should be.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Final
 
 from perseus_core import keys
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
@@ -139,6 +140,10 @@ def _needed(spec: WorkSpec | None) -> Set[ConditionType]:
     return needed
 
 
+_TRAINING_BRINGS: Final = frozenset({Reason.PROFILING, Reason.WAITING_FOR_PROFILE})
+"""Reasons of a profile that is measured while the job trains, and of what is made from it."""
+
+
 def ready(conditions: Sequence[Condition], needed: Set[ConditionType], summary: str) -> Condition:
     """Return ``Ready``: the first needed condition that does not hold, in the order in which they depend on each other.
 
@@ -150,7 +155,7 @@ def ready(conditions: Sequence[Condition], needed: Set[ConditionType], summary: 
     absent = any(each.type is ConditionType.AGENTS_READY and each.reason in ABSENT for each in conditions)
     for condition in conditions:
         # What is measured while the job trains is not what a job without pods waits for.
-        passed = condition.status is True or (absent and condition.reason is Reason.PROFILING)
+        passed = condition.status is True or (absent and condition.reason in _TRAINING_BRINGS)
         if condition.type in needed and not passed:
             return Condition(ConditionType.READY, False, condition.reason, condition.message)
     return Condition(ConditionType.READY, True, Reason.READY, summary)

@@ -18,6 +18,7 @@ from typing import Final
 HOUR_S: Final = 3600
 LEAST_GAP_H: Final = 0.05
 """Three minutes: looks at each minute, at a series that is scraped each minute, miss up to two of a shorter slot."""
+_SAID_IN_MINUTES_H: Final = 6.0
 MAX_DAYS: Final = 366
 """Of a period: a year, which is as far as a Prometheus answers by hours (11,000 points)."""
 
@@ -208,6 +209,8 @@ class Statement:
         begin_s, end_s = slots[0][0], slots[-1][1]
         between = f", all between {instant(begin_s)} and {instant(end_s)}"
         known = f"energy was measured in {measured_h:,.1f} of {period_h:,.1f} hours"
+        if period_h < _SAID_IN_MINUTES_H:
+            known = f"energy was measured in {60 * measured_h:.0f} of {60 * period_h:.0f} minutes"
         return known if (begin_s, end_s) == (self.period.begin_s, self.period.end_s) else known + between
 
 

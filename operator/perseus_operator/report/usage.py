@@ -94,7 +94,12 @@ def read_usage(query: Query, period: Period, namespace: str | None, labels: Mapp
             by_quantity[quantity] = _by_hour(query, period, pattern, name, where)
             queries[f"{kind}.{quantity}"] = _text(pattern, name, where, HOUR_S)
         shares = _shares(query, period, kind, where)
-        refs = {ref for quantity, values in by_quantity.items() if quantity != "gpuHours" for ref in values}
+        refs = {
+            ref
+            for quantity, by_ref in by_quantity.items()
+            for ref, values in by_ref.items()
+            if quantity != "gpuHours" and any(values)
+        }
         for ref in sorted(refs):
             energy_class, model = infos.get(ref, ("", ""))
             members.append(

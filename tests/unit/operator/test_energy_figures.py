@@ -168,15 +168,15 @@ def test_a_period_that_is_cut_from_hours_misses_nothing_and_counts_nothing_twice
 @pytest.mark.parametrize(
     ("begin", "end", "gap"),
     [
-        (1200, 3000, "energy was measured in 0.3 of 0.5 hours"),
-        (1200, 9000, "energy was measured in 2.0 of 2.2 hours"),
-        (0, 7200, "energy was measured in 1.5 of 2.0 hours"),
+        (1200, 3000, "energy was measured in 20 of 30 minutes"),
+        (1200, 9000, "energy was measured in 120 of 130 minutes"),
+        (0, 7200, "energy was measured in 90 of 120 minutes"),
         (1800, 9000, ""),
         (2000, 2090, ""),
         (
             -7200,
             5400,
-            "energy was measured in 1.0 of 3.5 hours, all between 2026-10-01T00:00:00Z and 2026-10-01T01:30:00Z",
+            "energy was measured in 60 of 210 minutes, all between 2026-10-01T00:00:00Z and 2026-10-01T01:30:00Z",
         ),
     ],
 )
@@ -190,6 +190,14 @@ def test_what_a_prometheus_has_not_kept_is_said_to_a_part_of_an_hour(begin: int,
         text = " ".join(write(statement, "job", "sha256:0").split()).lower()
         assert gap.lower() in text
         assert ("energy was measured in" in text) == bool(gap)
+
+
+def test_a_job_of_which_nothing_was_measured_has_no_row() -> None:
+    """Seen on a real Prometheus: a PerseusJob without pods is exported with zeros."""
+    idle, job = fleet(2, 0)
+    idle.hourly = {"perseus_job_active": 0.0, "perseus_job_iterations_total": 0.0}
+    names = {row.name for row in rows(state(MadeUpPrometheus([idle, job])), "job")}
+    assert names == {f"{job.namespace}/{job.name}"}
 
 
 def test_a_month_of_a_fleet_is_asked_with_few_queries() -> None:

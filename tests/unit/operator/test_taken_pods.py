@@ -87,9 +87,13 @@ async def test_a_job_that_gets_pods_of_its_own_waits_for_none_of_others() -> Non
 @pytest.mark.parametrize("reason", [Reason.NO_PODS, Reason.PODS_TAKEN])
 def test_a_job_without_pods_is_not_ready_for_that_reason_and_not_for_a_profile_to_come(reason: Reason) -> None:
     def reason_of(agents: Reason, profile: Reason) -> Reason:
-        first = Condition(ConditionType.PROFILE_READY, False, profile, "")
-        conditions = first, Condition(ConditionType.AGENTS_READY, False, agents, "")
-        return ready(conditions, {ConditionType.PROFILE_READY, ConditionType.AGENTS_READY}, "").reason
+        reasons = {
+            ConditionType.PROFILE_READY: profile,
+            ConditionType.FRONTIER_READY: Reason.WAITING_FOR_PROFILE,
+            ConditionType.AGENTS_READY: agents,
+        }
+        conditions = [Condition(kind, False, reason, "") for kind, reason in reasons.items()]
+        return ready(conditions, set(reasons), "").reason
 
     assert reason_of(reason, Reason.PROFILING) is reason
     assert reason_of(reason, Reason.PROFILE_INVALID) is Reason.PROFILE_INVALID
