@@ -235,7 +235,8 @@ class _Examination:
 
     def _limits(self) -> Json:
         question = _PROMISED
-        if self._line["limits"]:
+        # Limits that follow from a slowdown are measured; those of a page's engine are proposed instead.
+        if self._line["limits"] or ("maxSlowdown" in self._line and "proposedLimits" not in self._line):
             return _step(question, Finding.GOOD)
         says = "spec.objective has no limit, so no clock is set."
         serving = self._around.energy_class and self._around.energy_class.serving

@@ -52,6 +52,20 @@ def test_a_pool_that_saves_has_good_steps_alone(cluster: Cluster) -> None:
     assert step["says"] == pool_explanation(cluster.stored_pools[0])["summary"]["unmeasured"]
 
 
+def test_a_pool_with_a_slowdown_waits_for_its_baseline_and_not_for_limits() -> None:
+    """Seen on the real cluster: it was said to have no limit, with the advice to ask the doctor."""
+    counted = "463 of 1,000 requests have ended at default clocks, for the baseline."
+    said = ("False", "MeasuringBaseline", counted)
+    waits = pool(
+        {"mode": "Enforce", "objective": {"maxSlowdown": "20%"}}, ProfileReady=said, ClocksApplied=said, Ready=said
+    )
+    document = examine_pool(waits, Surroundings())
+    assert document["verdict"] == f"It waits: {counted}"
+    assert asked(document)[PROMISED]["finding"] == "good"
+    waits["status"]["proposedLimits"] = {"timePerOutputToken": "25ms"}
+    assert asked(examine_pool(waits, Surroundings()))[PROMISED]["finding"] == "fault", "a page says too little"
+
+
 @pytest.mark.parametrize(
     ("share", "says"),
     [
