@@ -11,9 +11,11 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +30,18 @@ KEPT: Final = Path(__file__).with_name("seeds") / "seeds.jsonl"
 what a seed draws changes with each kind of fault that is added."""
 
 
+@cache
+def answers() -> tempfile.TemporaryDirectory[str]:
+    """The folder in which seeds find what the solver has answered to others; it goes with this process. Mutants share
+    it: none of them is in the solver."""
+    return tempfile.TemporaryDirectory(prefix="perseus-answers-")
+
+
 class Workers:
     """Processes that run seeds."""
 
     def __init__(self, count: int, mutant: str = "") -> None:
-        command = [sys.executable, "-m", "tests.simulation.worker", *([mutant] if mutant else [])]
+        command = [sys.executable, "-m", "tests.simulation.worker", answers().name, *([mutant] if mutant else [])]
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self._processes = [
             subprocess.Popen(

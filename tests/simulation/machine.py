@@ -192,8 +192,8 @@ class SimulatedEpoll:
             if not ready:
                 scheduler().pause(0.00002)  # a loop that polls takes time
             return ready
-        self.wait(None if timeout is None or timeout < 0 else timeout)
-        return self._real.poll(0, maxevents)
+        woken = self.wait(None if timeout is None or timeout < 0 else timeout)
+        return self._real.poll(0, maxevents) if woken else []
 
     def wait(self, timeout: float | None) -> bool:
         own = scheduler()
@@ -220,9 +220,7 @@ def _select(
     if len(readers) != 1 or not isinstance(readers[0], SimulatedEpoll):
         return _REAL_SELECT(readers, writers, others, 0)
     poller = readers[0]
-    if not poller.ready:
-        poller.wait(timeout)
-    return ([poller] if poller.ready else []), [], []
+    return ([poller] if poller.ready or poller.wait(timeout) else []), [], []
 
 
 def _eventfd_write(descriptor: int, value: int) -> None:

@@ -104,7 +104,7 @@ def run(seed: int, faults: Sequence[Fault] | None = None, *, tracing: bool = Fal
         all_faults.inject(world, chosen, promises.begun, promises.ended)
         end_ns = scheduler.now_ns + int((FAULTS_S + QUIET_S) * NS)
         begin_ns = scheduler.now_ns
-        scheduler.run(end_ns, lambda: None)
+        scheduler.run(end_ns)
         if not scheduler.failures:
             promises.check_end(QUIET_S)
         return Outcome(

@@ -15,6 +15,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import greenlet
@@ -87,9 +88,12 @@ class Scheduler:
         """How often a thread loses its processor where it takes a lock."""
         self._heap: list[tuple[int, float, int, Process | None, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._threads: dict[greenlet.greenlet, Thread] = {}
         self._main = greenlet.getcurrent()
         self.current: Process | None = None
+        self.thread: Thread | None = None
+        """The one that runs; None: an event loop, or the world itself."""
+        self._threads: set[Thread] = set()
+        """All that have not ended: those of killed processes must not be collected, which would run their clean-up."""
         self.loops = 0
 
     # ---------------------------------------------------------------------------------------------- time and steps
@@ -101,22 +105,25 @@ class Scheduler:
 
     def at(self, at_ns: int, step: Callable[[], None], process: Process | None = None) -> None:
         """Do a step at a time; of those of one time the seed says which is first."""
-        heapq.heappush(self._heap, (max(at_ns, self.now_ns), self.random.random(), next(self._numbers), process, step))
+        if at_ns < self.now_ns:
+            at_ns = self.now_ns
+        heapq.heappush(self._heap, (at_ns, self.random.random(), next(self._numbers), process, step))
 
     def after(self, seconds: float, step: Callable[[], None], process: Process | None = None) -> None:
         """Do a step in so many seconds."""
         self.at(self.now_ns + int(seconds * NS) + 1, step, process)  # never before its time
 
-    def run(self, until_ns: int, each: Callable[[], None]) -> None:
-        """Do what is due until a time; ``each`` is called after each step."""
-        heap = self._heap
+    def run(self, until_ns: int) -> None:
+        """Do what is due until a time."""
+        heap, take = self._heap, heapq.heappop
         while heap and heap[0][0] <= until_ns and not self.failures:
-            self.now_ns, _, _, process, step = heapq.heappop(heap)
-            if process is not None and not process.alive:
-                continue
-            if process is not None and process.stopped:
-                process.held_back.append(step)
-                continue
+            self.now_ns, _, _, process, step = take(heap)
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.stopped:
+                    process.held_back.append(step)
+                    continue
             self.steps += 1
             if self.steps > MOST_STEPS:
                 self.fail(f"more than {MOST_STEPS} steps")
@@ -124,7 +131,6 @@ class Scheduler:
             self.current = process
             step()
             self.current = None
-            each()
         if not self.failures:
             self.now_ns = until_ns
 
@@ -150,18 +156,13 @@ class Scheduler:
                 work()
             except Exception as error:  # noqa: BLE001
                 self.fail(f"thread {name} of {process.name} ended with {type(error).__name__}: {error}")
-            del self._threads[thread.greenlet]
+            self._threads.remove(thread)
 
         thread = Thread(process, name, run)
         thread.greenlet.parent = self._main
-        self._threads[thread.greenlet] = thread
-        self.after(self.random.random() * HOPS_NS / NS, lambda: self._resume(thread), process)
+        self._threads.add(thread)
+        self.after(self.random.random() * HOPS_NS / NS, partial(self._resume, thread), process)
         return thread
-
-    @property
-    def thread(self) -> Thread | None:
-        """The one that runs; None: an event loop, or the world itself."""
-        return self._threads.get(greenlet.getcurrent())
 
     def waiter(self) -> Waiter:
         """For the thread that runs, before it waits."""
@@ -174,7 +175,7 @@ class Scheduler:
         """Wait until woken; False: nobody has for so long."""
         if not waiter.woken:
             if seconds is not None:
-                self.after(max(0.0, seconds), lambda: self._expire(waiter), waiter.thread.process)
+                self.after(max(0.0, seconds), partial(self._expire, waiter), waiter.thread.process)
             waiter.parked = True
             self._main.switch()
         waiter.over = True
@@ -187,7 +188,7 @@ class Scheduler:
         waiter.woken, waiter.result = True, result
         if waiter.parked:
             delay_s = self.random.random() * HOPS_NS / NS
-            self.after(delay_s, lambda: self._resume(waiter.thread), waiter.thread.process)
+            self.after(delay_s, partial(self._resume, waiter.thread), waiter.thread.process)
         return True
 
     def pause(self, seconds: float) -> None:
@@ -195,7 +196,7 @@ class Scheduler:
         thread = self.thread
         if thread is None:
             raise RuntimeError("only a thread can sleep")
-        self.after(max(0.0, seconds), lambda: self._resume(thread), thread.process)
+        self.after(max(0.0, seconds), partial(self._resume, thread), thread.process)
         self._main.switch()
 
     def preempt(self) -> None:
@@ -217,7 +218,9 @@ class Scheduler:
 
     def _resume(self, thread: Thread) -> None:
         if not thread.greenlet.dead:
+            self.thread = thread
             thread.greenlet.switch()
+            self.thread = None
 
     # ---------------------------------------------------------------------------------------------- processes
 

@@ -1,4 +1,4 @@
-"""A process that runs seeds, each in a child of its own: ``python -m tests.simulation.worker < requests``.
+"""A process that runs seeds, each in a child of its own: ``python -m tests.simulation.worker FOLDER < requests``.
 
 Its machine is the simulated one from the first import on. It solves once what all seeds solve; a child begins from
 there, so seeds share nothing else and nothing is left of one. Each line of its input is a request, each of its output
@@ -16,6 +16,7 @@ import signal
 import sys
 import types
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation import machine
@@ -104,12 +105,13 @@ def run_in_child(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    if len(sys.argv) > 1:
-        mutate(MUTANTS[sys.argv[1]])
+    folder, *mutants = sys.argv[1:]
+    for name in mutants:
+        mutate(MUTANTS[name])
     machine.install()
-    from tests.simulation import faults, runs
+    from tests.simulation import answers, faults, runs
 
-    from perseus_agent.clocks import gpu_worker
+    from perseus_agent.clocks import gpu_worker, latency
     from perseus_operator.families.serving import work
     from perseus_solver.rehearsal import deployment, refinement
     from perseus_solver.search import pool
@@ -117,6 +119,7 @@ def main() -> None:
     # The kernel's figure of what a thread has computed.
     gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
     for module, budget, share in (  # plans need not be good here, and each seed measures latencies of its own
+        (latency, "READ_STEPS", 4),  # most turns of a GPU's thread read whether a change is in effect
         (pool, "_WORK", 400),
         (pool, "_WORK_ONE", 400),
         (refinement, "_WORK", 20),
@@ -125,7 +128,8 @@ def main() -> None:
         (deployment, "_FINALISTS", 6),
     ):
         setattr(module, budget, getattr(module, budget) // share)
-    work.fit = functools.cache(work.fit)  # of the profile of engines, which all seeds share
+    work.fit_and_table = functools.cache(work.fit_and_table)  # of the profile of engines, which all seeds share
+    answers.share(Path(folder))
     sys.unraisablehook = lambda _: None
     gc.disable()
     runs.warm_up()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation import machine
+from tests.simulation.answers import answer
 from tests.simulation.api import ApiConnection, ApiFaults, ApiServer
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network, SimulatedPool
@@ -29,12 +30,10 @@ from perseus_operator.jobs.services import Services
 from perseus_operator.objects.values import ConfigMap, Pod
 from perseus_operator.replicas.epochs import Epochs
 from perseus_operator.replicas.shards import Replica
-from perseus_operator.solving import worker
-from perseus_operator.solving.pool import SolverPool, digest_of
-from perseus_operator.solving.process import Outcome, Task, Verdict
+from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.process import Task, Verdict
 from perseus_operator.solving.slots import FairSlots
 from perseus_sim.profiles import profile_csv
-from perseus_solver.errors import SolverError
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -51,8 +50,6 @@ PLANNED_W: Final = (2_400.0, 2_850.0)
 is fixed, is taken for the limits of its GPUs, 1,600 W."""
 LEASE_TTL_S: Final = 6.0
 RESTART_S: Final = (0.5, 3.0)
-_ANSWERS: Final[dict[bytes, Verdict]] = {}
-"""Of all seeds: the same request has the same answer."""
 
 
 @lru_cache(maxsize=1)
@@ -88,13 +85,7 @@ class Solvers:
 
     async def run(self, task: Task, request: bytes, most_bytes: int) -> Verdict:
         await asyncio.sleep(self._scheduler.random.uniform(0.2, 1.5))
-        digest = digest_of(task, request)
-        if digest not in _ANSWERS:
-            try:
-                _ANSWERS[digest] = Verdict(Outcome.ANSWERED, worker._answer(task.value, request), seconds=0.5)
-            except SolverError as error:
-                _ANSWERS[digest] = Verdict(Outcome.REFUSED, message=str(error))
-        return _ANSWERS[digest]
+        return answer(self._scheduler, task, request)
 
 
 @dataclass

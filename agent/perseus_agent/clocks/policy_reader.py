@@ -23,14 +23,14 @@ class PolicyReader:
     def __init__(self, device: Device, clock: Callable[[], float] = time.monotonic) -> None:
         self.latest: PowerPolicy | None = None
         """None: the driver has none, or has not been read."""
-        self._device = device
+        self._device = device if isinstance(device, TellsPowerPolicy) else None
         self._clock = clock
         self._due_s = 0.0
 
     def read(self) -> None:
         """Read it if it is time; where the driver does not answer, what it said last stays."""
         now_s = self._clock()
-        if now_s < self._due_s or not isinstance(self._device, TellsPowerPolicy):
+        if self._device is None or now_s < self._due_s:
             return
         self._due_s = now_s + READ_S
         try:
