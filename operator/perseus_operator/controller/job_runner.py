@@ -22,7 +22,7 @@ from perseus_operator.api.schema import parse_spec
 from perseus_operator.budgets.allocation import Share
 from perseus_operator.budgets.member import Member
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.controller.release import release_job
+from perseus_operator.controller.release import release_job, release_left_nodes
 from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.view import JobView
@@ -355,8 +355,11 @@ class JobRunner:
     # -------------------------------------------------------------------------------------------------------- release
 
     async def transfer(self) -> None:
-        """Reconcile no more, and forget the job: another replica serves it. The leases stay for that one."""
+        """Reconcile no more, and forget the job: another replica serves it. Leases stay for that one where the job has
+        pods.
+        """
         await self.stop()
+        await release_left_nodes(self.job, self._services)
         self._services.metrics.forget_job(self.ref)
         self._services.epochs.forget(self.ref.uid)
 

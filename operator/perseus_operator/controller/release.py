@@ -1,4 +1,4 @@
-"""How a job ends: every GPU returns to its default clocks, as far as the agents answer in time."""
+"""How a job ends, or leaves a replica: GPUs return to their default clocks, as far as the agents answer in time."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ async def release_job(job: Job, services: Services) -> None:
         await services.kube.post_event(job.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message)
     except KubeError as error:
         logger.warning("%s: event not written: %s", job.ref, error)
+
+
+async def release_left_nodes(job: Job, services: Services) -> None:
+    """Return the GPUs of nodes that no pod of the job is on any more to their default clocks, before another replica
+    serves it: that one learns of nodes by their pods, and would leave the lease there to run out.
+
+    An agent is asked once. One that the other replica commands already refuses.
+    """
+    if job.fenced is not None:
+        return
+    epoch = max(services.epochs.of(job.ref.uid), job.raised_epoch)
+    left = [node for node in job.nodes.values() if not node.pods and node.address is not None]
+    now_s = services.monotonic_s()
+    await asyncio.gather(*(_release(job.ref, services, node, epoch, now_s) for node in left))
 
 
 async def _release(ref: JobRef, services: Services, node: Node, epoch: int, deadline_s: float) -> int | None:

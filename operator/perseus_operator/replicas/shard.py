@@ -61,6 +61,9 @@ class LeaseRecord:
     """Of a seat."""
 
 
+_ABSENT: Final = LeaseRecord("")
+
+
 def shard_of(job_uid: str) -> int:
     """The shard that a PerseusJob belongs to."""
     return zlib.crc32(job_uid.encode()) % SHARDS
@@ -136,7 +139,7 @@ class Membership:
             self._seated = True
         elif self._seated and any(map(self._is_namesake, holders)):
             return Round(None, superseded=True)
-        shards = {shard: leases.get(shard_lease(shard), LeaseRecord("")) for shard in range(SHARDS)}
+        shards = {shard: leases.get(shard_lease(shard), _ABSENT) for shard in range(SHARDS)}
         held = {shard: record.epoch for shard, record in shards.items() if record.holder == self.identity}
         alive.add(self.identity)
         quota = math.ceil(SHARDS / len(alive))
@@ -171,7 +174,7 @@ class Membership:
 
     def _seat(self, leases: Mapping[str, LeaseRecord], alive: Collection[str]) -> int | None:
         """Its own seat, that of the process before it, or the first one that is empty."""
-        holders = [leases.get(seat_lease(seat), LeaseRecord("")).holder for seat in range(SEATS)]
+        holders = [leases.get(seat_lease(seat), _ABSENT).holder for seat in range(SEATS)]
         mine = (seat for seat, holder in enumerate(holders) if holder == self.identity)
         before = (seat for seat, holder in enumerate(holders) if self._is_namesake(holder))
         empty = (seat for seat, holder in enumerate(holders) if holder not in alive)

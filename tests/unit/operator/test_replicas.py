@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.operator.conftest import operator_of
+from tests.unit.operator.conftest import LIMITS, Job, epochs_of, operator_of
 
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller import operator as module
+from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.operator import Operator
+from perseus_operator.errors import AgentUnavailable
+from perseus_operator.jobs.metrics import Metrics
+from perseus_operator.jobs.pace import Pace
+from perseus_operator.nodes.workloads import Selection
 from perseus_operator.replicas.shard import SHARDS, shard_of
 
 
@@ -98,3 +105,35 @@ async def test_only_who_serves_a_job_releases_it_when_it_is_deleted(operator: Op
     assert len(operator._jobs) == 0
     operator.shards._hold(dict.fromkeys(range(SHARDS), 6))
     assert operator._runners == {}, "nobody begins what does not exist"
+
+
+async def test_a_job_that_is_handed_over_leaves_no_lease_where_it_has_no_pods() -> None:
+    """Who serves it next learns of nodes by their pods (seed 138 of the simulation)."""
+    released = list[tuple[str, int]]()
+
+    async def release(address: str, *, job_uid: str, epoch: int) -> int:
+        released.append((address, epoch))
+        if address == "10.0.0.1:1":
+            raise AgentUnavailable("no answer")
+        return 1
+
+    job = Job(pipeline={"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": 3})
+    job.run()
+    gone: Any = {node.name: node.address for node in job.nodes}
+    job.state.pods_observed(Selection(tuple(job.nodes[0].pods)), gone, wall_s=job.wall_s)
+    services: Any = SimpleNamespace(
+        agents=SimpleNamespace(release=release),
+        epochs=epochs_of(7),
+        limits=LIMITS,
+        looks_pace=Pace(100.0),
+        metrics=Metrics(),
+        monotonic_s=lambda: 0.0,
+    )
+    runner = JobRunner(job.state.ref, services)
+    runner.job = job.state.job
+    await runner.transfer()
+    assert sorted(released) == [("10.0.0.1:1", 7), ("10.0.0.2:1", 7)], "each once, whether it answers or not"
+    released.clear()
+    job.state.job.fenced_by(Explanation(Reason.FENCED, "a newer operator commands this job"))
+    await runner.transfer()
+    assert released == []
