@@ -6,9 +6,11 @@ This process is an ordinary one; the simulated machine is in its workers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,13 @@ class Workers:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self._processes = [
             subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=REPOSITORY,
+                env=environment,
+                process_group=0,
             )
             for _ in range(count)
         ]
@@ -55,7 +63,8 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the child that runs a seed
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -154,19 +163,19 @@ def run_many(seeds: Sequence[int], jobs: int, mutant: str = "", *, stop: bool = 
     return outcomes
 
 
-def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> int:
+def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> dict[str, dict[str, Any] | None]:
     """Break the code in each way in turn, run seeds until one notices, and write the row of each into the table of the
-    docs. Returns how many were not noticed."""
-    missed = 0
+    docs. Returns by mutant the outcome of the seed that noticed it; None: none has."""
+    found = dict[str, dict[str, Any] | None]()
     for mutant in [MUTANTS[name] for name in names] or MUTANTS.values():
         with Workers(jobs, mutant.name) as workers:
             outcome = _first_that_fails(workers, mutant, most)
-        missed += outcome is None
+        found[mutant.name] = outcome
         said = "not found" if outcome is None else _said(outcome)
         print(f"{mutant.name}: {said}", flush=True)
         _record(mutant, outcome, most)
-    print(f"{missed} mutants not found within {most} seeds each")
-    return missed
+    print(f"{list(found.values()).count(None)} mutants not found within {most} seeds each")
+    return found
 
 
 def _said(outcome: dict[str, Any]) -> str:
@@ -213,7 +222,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.mutants is not None:
         chosen = [options.mutant] if options.mutant else []
-        return min(1, find_mutants(options.mutants, options.jobs, chosen))
+        return 1 if None in find_mutants(options.mutants, options.jobs, chosen).values() else 0
     if options.seed is not None:
         return replay(options.seed)
     seeds = range(options.first, options.first + options.seeds)

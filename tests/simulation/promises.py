@@ -121,9 +121,10 @@ class Promises:
             keeper = node.keeper
             if keeper is None or not keeper.alive or node._watching.get(keeper) is not agent:
                 self._unkept_ns[node.name] = now_ns
+        leases = self._leases_on(node)
         for gpu in node.gpus:
             if gpu.locked_mhz and gpu.foreign_ns is None:
-                self._look_at_locked(node, gpu)
+                self._look_at_locked(node, gpu, leases)
             else:
                 self._wrong_ns.pop(gpu.uuid, None)
             if gpu.foreign_ns is not None and serves:
@@ -131,8 +132,14 @@ class Promises:
         if serves and agent is not None and agent.node is not None:
             self._look_at_leases(node, agent.node)
 
-    def _look_at_locked(self, node: SimulatedNode, gpu: Gpu) -> None:
-        why = self._why_wrong(node, gpu)
+    def _leases_on(self, node: SimulatedNode) -> list[Any]:
+        """That have not run out."""
+        if node.agent is None or node.agent.node is None:
+            return []
+        return [lease for lease in node.agent.node.leases._jobs.values() if lease.expires_s > self._now.now_s]
+
+    def _look_at_locked(self, node: SimulatedNode, gpu: Gpu, leases: list[Any]) -> None:
+        why = self._why_wrong(node, gpu, leases)
         if not why:
             self._wrong_ns.pop(gpu.uuid, None)
             return
@@ -146,7 +153,7 @@ class Promises:
                 f"promise 2: {gpu.uuid} is locked at {gpu.locked_mhz} MHz {(now_ns - since_ns) / NS:.2f} s after {why}"
             )
 
-    def _why_wrong(self, node: SimulatedNode, gpu: Gpu) -> str:
+    def _why_wrong(self, node: SimulatedNode, gpu: Gpu, leases: list[Any]) -> str:
         """Why a GPU must not be locked; empty: it may."""
         agent = node.agent
         if agent is None or not agent.process.alive:
@@ -155,8 +162,6 @@ class Promises:
             return "the agent's silence"
         if agent.node is None:
             return "the agent's start"
-        now_s = self._now.now_s
-        leases = [lease for lease in agent.node.leases._jobs.values() if lease.expires_s > now_s]
         for lease in leases:
             if lease.clock.mhz and any(
                 gpu.uuid in node.kubelet.given.get((pod.namespace, pod.name), ()) for pod in lease.pods.values()
