@@ -98,6 +98,7 @@ class Promises:
             until_ns = self._now.now_ns + int((fault.lasts_s + DRIVER[fault.kind]) * NS)
             node = self._node_of(fault)
             self._excused_ns[node] = max(self._excused_ns.get(node, 0), until_ns)
+            self.serving.disturbed(until_ns)
         if fault.kind not in LEASES_STAY:
             self._not_only_api_ns = self._now.now_ns + int(20 * NS)
 

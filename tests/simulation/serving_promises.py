@@ -40,8 +40,14 @@ class ServingPromises:
         """Rare states."""
         self._clocks: dict[str, list[tuple[int, int, int]]] = {}
         """By node: when, at which clock and with how many requests its engine was, lately."""
+        self._disturbed_ns = 0
+        """Until when windows may be lacking or begun anew, because GPUs were lost and looked after."""
         self._energy: list[tuple[int, float]] = []
         """When, and what all GPUs of the pool had drawn by then, J, lately."""
+
+    def disturbed(self, until_ns: int) -> None:
+        """A driver fails, and its GPUs are not followed without a break before this time."""
+        self._disturbed_ns = max(self._disturbed_ns, until_ns)
 
     # ------------------------------------------------------------------------------------------------ all the time
 
@@ -131,7 +137,8 @@ class ServingPromises:
 
     @property
     def _steady(self) -> bool:
-        return self._now.now_ns - self._world.serving.changed_ns > CONFIRMED_S * NS
+        since_ns = max(self._world.serving.changed_ns, self._disturbed_ns)
+        return self._now.now_ns - since_ns > CONFIRMED_S * NS
 
     def _expect(self, conditions: Any, kind: str, reason: str, quiet_s: float) -> None:
         said = conditions.get(kind, {"reason": "absent", "message": ""})
