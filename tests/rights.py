@@ -23,11 +23,12 @@ OCCASIONAL = {
     Permission("delete", keys.API_GROUP, keys.PROFILE_PLURAL),
     *(Permission("create", keys.API_GROUP, plural) for plural in (keys.PLURAL, keys.POOL_PLURAL)),
     *(Permission("patch", keys.API_GROUP, plural) for plural in (keys.POOL_PLURAL, f"{keys.POOL_PLURAL}/status")),
+    Permission("list", "autoscaling", "horizontalpodautoscalers"),
     Permission("get", "", "namespaces"),
     Permission("delete", keys.API_GROUP, keys.PLURAL),
 }
 """To store profiles that are measured again, calibrations and frontiers, to find a profile in mode Observe and delete
-old ones, to make jobs and pools of classes, to serve pools, and to delete jobs that have finished.
+old ones, to make jobs and pools of classes, to serve pools beside autoscalers, and to delete jobs that have finished.
 ``tests/e2e`` uses every one of the others.
 """
 

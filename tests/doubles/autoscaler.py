@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import pairwise
+from typing import Any
 
 PERIOD_S = 15
 
@@ -23,6 +24,8 @@ class Autoscaler:
         self, replicas: int, *, least: int = 1, most: int = 64, tolerance: float = 0.0, stabilization_s: float = 300.0
     ) -> None:
         self.replicas, self.least, self.most, self.tolerance = replicas, least, most, tolerance
+        self._seen: tuple[int, float | None] = replicas, None
+        """Replicas at the latest look, and the sum of the first metric."""
         self._wanted: deque[tuple[float, int]] = deque()
         self._stabilization_s = stabilization_s
 
@@ -31,6 +34,7 @@ class Autoscaler:
 
         What the most of them want counts, as of an HPA with several metrics.
         """
+        self._seen = self.replicas, averages[0]
         wanted = [self._desired(value) for value in averages if value is not None]
         if None in averages:
             wanted = [max([self.replicas, *wanted])] if wanted else [self.replicas]
@@ -42,9 +46,36 @@ class Autoscaler:
             desired = min(self.replicas, max(replicas for _, replicas in self._wanted))
         self.replicas = min(self.most, max(self.least, desired))
 
+    def body(self, metric: str = "running", target: str = "llama") -> dict[str, Any]:
+        """As the API server has it: its latest look at the first metric, and the replicas that it made of it."""
+        before, total = self._seen
+        source = {"metric": {"name": metric}}
+        measured = {"type": "Pods", "pods": {**source, "current": {"averageValue": _milli((total or 0.0) / before)}}}
+        return {
+            "metadata": {"name": "llama-hpa"},
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
+                "minReplicas": self.least,
+                "maxReplicas": self.most,
+                "metrics": [
+                    {"type": "Pods", "pods": {**source, "target": {"type": "AverageValue", "averageValue": "1"}}}
+                ],
+                "behavior": {way: {"tolerance": _milli(self.tolerance)} for way in ("scaleUp", "scaleDown")},
+            },
+            "status": {
+                "currentReplicas": before,
+                "desiredReplicas": self.replicas,
+                "currentMetrics": [{"type": ""} if total is None else measured],
+            },
+        }
+
     def _desired(self, value: float) -> int:
         ratio = value / self.replicas
         return self.replicas if abs(ratio - 1.0) <= self.tolerance else math.ceil(value - 1e-9)
+
+
+def _milli(value: float) -> str:
+    return f"{round(1_000 * value)}m"
 
 
 def swings(series: list[int], within_s: float) -> int:

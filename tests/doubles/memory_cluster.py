@@ -87,6 +87,9 @@ class MemoryCluster(StoredObjects):
         self._count("list pods", [pod.uid for pod in self._pods])
         return list(self._pods)
 
+    async def autoscalers(self, namespace: str) -> list[Json]:
+        return []
+
     async def close(self) -> None:
         """Nothing is open."""
 

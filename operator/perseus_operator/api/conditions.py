@@ -131,6 +131,7 @@ class Reason(StrEnum):
     # ClocksApplied; also Applying, Canary, ObserveOnly and RecommendOnly
     TABLE_IN_FORCE = "TableInForce"
     NO_LIMITS = "NoLimits"
+    AUTOSCALER_NEAR = "AutoscalerNear"
     # ObjectiveKept; also NoLimits
     OVERLOADED = "Overloaded"
     OBJECTIVE_KEPT = "ObjectiveKept"

@@ -38,7 +38,7 @@ from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import select
-from perseus_operator.objects.values import JobRef, Now, Pod
+from perseus_operator.objects.values import JobRef, Json, Now, Pod
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +156,11 @@ class JobRunner:
         """Take in to which PerseusJob the pods belong that this one asks for, and how many; None: to none."""
         if taken != self.job.taken_pods:
             self.job.taken_pods_observed(taken)
+            self._wake.now()
+
+    def observe_autoscalers(self, bodies: Sequence[Json]) -> None:
+        """Take in all HorizontalPodAutoscalers of the namespace, as they are now."""
+        if self.family.autoscalers_observed(bodies):
             self._wake.now()
 
     def member(self, now: Now, *, settled: bool) -> Member | None:

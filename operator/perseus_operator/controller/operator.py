@@ -21,6 +21,7 @@ from perseus_operator.clients.kube.client import KubeClient
 from perseus_operator.clients.kube.interface import AgentPods
 from perseus_operator.clients.kube.pods import pod_of
 from perseus_operator.controller.advised import advised_replicas
+from perseus_operator.controller.autoscalers import AUTOSCALERS_S, Autoscalers
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.known_jobs import KnownJobs, ref_of
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
@@ -111,7 +112,7 @@ class Operator:
         gc.disable()
         # What is cluster-wide an operator that serves some namespaces only may not read.
         restore = () if self._settings.namespace_list else (self.budgets.restore, self.classes.restore)
-        for poll in (self._poll_pods, *restore):
+        for poll in (polls := (self._poll_pods, *restore)):
             with contextlib.suppress(KubeError):  # the polls go on, and log it
                 await poll()
         watch = asyncio.create_task(self._every(self._settings.agent_poll_s, self._watch_agents, at_once=True))
@@ -122,17 +123,16 @@ class Operator:
             watch,
             asyncio.create_task(self.shards.run()),
             asyncio.create_task(self._every(_AGENTS_S, self._pass_agents)),
-            asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
-            asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
             asyncio.create_task(self._every(_NEW_GARBAGE_S, self._collect_new_garbage)),
             asyncio.create_task(self._every(_GARBAGE_S, self._collect_garbage)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
             asyncio.create_task(self._every(LOOK_S, self._observe_taken_pods)),
+            asyncio.create_task(self._every(AUTOSCALERS_S, Autoscalers(self._kube, self._runners.values).observe)),
         ]
         if not self._settings.namespace_list:
             self._tasks.append(asyncio.create_task(self._every(energy_classes.INTERVAL_S, self._make_jobs)))
-        self._tasks += [asyncio.create_task(self._every(_RESYNC_S, work)) for work in restore]
+        self._tasks += [asyncio.create_task(self._every(_RESYNC_S, poll)) for poll in (self._poll_jobs, *polls)]
 
     async def close(self) -> None:
         """Stop. Leases stay: the next operator takes them over, or they run out. Deleted jobs are released first."""

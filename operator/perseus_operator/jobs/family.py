@@ -8,7 +8,7 @@ further one is a class that implements it, and an entry in ``families.registry``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -125,6 +125,15 @@ class Family(Protocol):
     def window_reported(self, node: Node, window: EngineWindow) -> bool | None:  # noqa: ARG002
         """Take in what an engine did in about a second; whether the job must be looked at, as of ``reported``."""
         return None
+
+    @property
+    def autoscalers_wanted(self) -> bool:
+        """Whether it must know of HorizontalPodAutoscalers in its namespace."""
+        return False
+
+    def autoscalers_observed(self, bodies: Sequence[Any]) -> bool:  # noqa: ARG002
+        """Take in all that there are now, as JSON; whether the job must be looked at at once."""
+        return False
 
     @property
     def single_ranks_wanted(self) -> bool:

@@ -16,6 +16,7 @@ from tests.doubles.plugin_pool import (
 
 from perseus_core import keys
 from perseus_core.serving import ClockReason
+from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.families.serving.status.explanation import HELD, next_step
@@ -159,7 +160,7 @@ def test_words_that_are_no_plan_are_refused_by_name(cluster: Cluster) -> None:
 
 
 def test_every_word_of_the_law_is_explained() -> None:
-    assert set(HELD) == {reason.value for reason in ClockReason}
+    assert set(HELD) == {*(reason.value for reason in ClockReason), Reason.AUTOSCALER_NEAR.value}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class ReplicaStatus:
     )
     limited_by: str | None = text(
         "What held its clock longest: Floor, Trim, Boost, Hold, BeyondTable, MemoryFull, NoSample, ImpossibleSample or"
-        " Ordered; absent: not known.",
+        " Ordered; AutoscalerNear: all have default clocks for a HorizontalPodAutoscaler; absent: not known.",
         rule="a word",
         max_length=64,
         pattern="^[A-Z][A-Za-z]+$",

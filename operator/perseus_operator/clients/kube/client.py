@@ -43,6 +43,8 @@ _PAGE_BYTES: Final = 2 << 20
 """Parsed in some ten milliseconds."""
 _MOST_SLICES: Final = 32
 """Of a node that are read: a driver publishes a node's devices in one or a few."""
+_MOST_AUTOSCALERS: Final = 500
+"""Of a namespace that are read: one for a workload."""
 _CLUSTER_EVENTS: Final = "default"
 """Namespace of events about objects that have none: the API server takes them in no other."""
 _POD_GROUP_VERSIONS: Final = {
@@ -281,6 +283,20 @@ class KubeClient(ObjectStore, AccessReviews):
             async for page in self._pages(namespace, label_selector=keys.LABEL_JOB):
                 pods += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
         return pods
+
+    async def autoscalers(self, namespace: str) -> list[Json]:
+        """See ``Kube``."""
+        autoscalers, api, token = list[Json](), k8s.AutoscalingV2Api(self._api), {}
+        for _ in range(0, _MOST_AUTOSCALERS, _FIRST_PAGE):
+            asked = api.list_namespaced_horizontal_pod_autoscaler_without_preload_content(
+                namespace, limit=_FIRST_PAGE, _request_timeout=TIMEOUT_S, **token
+            )
+            page = await self._request(read_json(asked))
+            autoscalers += page["items"] or ()
+            token = {"_continue": page.get("metadata", {}).get("continue")}
+            if not token["_continue"]:
+                break
+        return autoscalers
 
     async def resource_slices(self, node: str) -> list[Json]:
         """See ``Kube``."""

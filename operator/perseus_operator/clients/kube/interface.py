@@ -170,6 +170,15 @@ class Kube(Protocol):
         """
         ...
 
+    async def autoscalers(self, namespace: str) -> list[Json]:
+        """List the first HorizontalPodAutoscalers of a namespace, in version ``autoscaling/v2``.
+
+        Raises:
+            KubeNotFound: the API server has none in this version.
+            KubeForbidden: the operator may not list them.
+        """
+        ...
+
     async def resource_slices(self, node: str) -> list[Json]:
         """List the ResourceSlices of a node, of all drivers.
 

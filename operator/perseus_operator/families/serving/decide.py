@@ -8,6 +8,7 @@ from typing import Final
 from perseus_core.leases import RestingClock
 from perseus_core.serving import DEFAULT_CLOCKS, FOLLOW_TABLE, EngineOrders, PageAddress, ServingLimits
 from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork, ReplicaModels
 from perseus_operator.families.serving.features.groups.clocks import LOOK_S, confirmed, worker_clocks
@@ -187,6 +188,12 @@ def _plan(pool: ServingPool, now: Now) -> tuple[PlanWork, ...]:
         start_s=adviser.starts.start_s,
     )
     return (work,)
+
+
+def are_lowered(pool: ServingPool) -> bool:
+    """Whether the clocks of all replicas follow a table that has lower clocks than the default ones."""
+    enforced = pool.spec is not None and pool.spec.mode is Mode.ENFORCE and pool.limits is not None
+    return enforced and pool.model.lowest_mhz is not None and not (pool.inheritance.confirming or pool.restraint.near)
 
 
 def holds_orders(nodes: JobNodes, orders: EngineOrders) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from perseus_core.serving import DEFAULT_CLOCKS
 from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.budgets.member import Member, held_limits_w
-from perseus_operator.families.serving.decide import ServingDecision, decide
+from perseus_operator.families.serving.decide import ServingDecision, are_lowered, decide
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork
+from perseus_operator.families.serving.features.autoscaler.reading import autoscalers_of, targets_of
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork
 from perseus_operator.families.serving.features.split.planning import PlanWork
@@ -64,6 +65,21 @@ class ServingFamily(Family):
         for measured in self.pool.measured(window.pod_uid):
             self._services.metrics.pools.count(self._job.ref, counts_of(measured, self.pool.limits))
         return True if changes else None
+
+    @property
+    def autoscalers_wanted(self) -> bool:
+        """See ``Family``."""
+        spec = self.pool.spec
+        return spec is not None and spec.sets_clocks and not spec.suspend
+
+    def autoscalers_observed(self, bodies: Sequence[Any]) -> bool:
+        """See ``Family``."""
+        pool, restraint = self.pool, self.pool.restraint
+        now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
+        pods = [pod for node in self._job.nodes.values() for pod in node.pods]
+        autoscalers, before = autoscalers_of(bodies, targets_of(pool.spec, pods)), restraint.near
+        restraint.looked(autoscalers, pool.arrivals.per_s(wall_s), now_s, lowered=are_lowered(pool))
+        return restraint.near != before
 
     # ---------------------------------------------------------------------------------------------------------- decide
 

@@ -11,6 +11,7 @@ from perseus_operator.api.job import Mode
 from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling
 from perseus_operator.families.serving.features.advice.advice import Adviser, Situation
 from perseus_operator.families.serving.features.advice.arrivals import Arrivals
+from perseus_operator.families.serving.features.autoscaler.restraint import Restraint
 from perseus_operator.families.serving.features.comparison.switchback import (
     BLOCK_S,
     SETTLES_S,
@@ -63,7 +64,7 @@ class ServingPool:
         self.groups = Groups()
         self.arrivals = Arrivals()
         self.adviser = Adviser()
-        self.overload = Overload()
+        self.overload, self.restraint = Overload(), Restraint()
         self.lengths = Lengths()
         self.planning = Planning()
         self.claimed: PoolCeilings | None = None
@@ -150,8 +151,7 @@ class ServingPool:
         if limits is not None and spec is not None and self.signals.replicas:
             self._begin(limits, spec.clocks.minimum_megahertz)
         self._choose_canary()
-        model = self.model
-        if self.inheritance.confirming and model.table is None and not model.fitting and not model.wanted:
+        if self.inheritance.confirming and self.model.table is None and not (self.model.fitting or self.model.wanted):
             self._drop("no table of clocks follows from its windows")
 
     _said = Role.MIXED
@@ -250,7 +250,7 @@ class ServingPool:
         """Whether the canary holds a clock that is tried; none above the ceiling is."""
         ceiling_mhz, clock_mhz = self.ceiling_mhz, self.trials.clock_mhz
         permitted = ceiling_mhz == DEFAULT_CLOCKS or DEFAULT_CLOCKS < clock_mhz <= ceiling_mhz
-        return permitted and self.trials.under_way(wall_s) and not self.inheritance.confirming
+        return permitted and self.trials.under_way(wall_s) and not (self.inheritance.confirming or self.restraint.near)
 
     def window_reported(self, window: EngineWindow, ceiling_mhz: int, now: Now) -> bool:
         """An engine did this in about a second; whether it changes what is to be ordered or fitted.
@@ -266,8 +266,8 @@ class ServingPool:
         self.arrivals.window_seen(window, started, wall_s)
         self.lengths.window_seen(window, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
-        default = self._compared(window.pod_uid, wall_s)
         whole = replace(window, energy_mj=None) if window.pod_uid in self.signals.divided else window
+        default = self._compared(window.pod_uid, wall_s)
         together = self.groups.arrived(replica, whole, self.job.nodes, now, default=default)
         if replica is None or spec is None:
             return False
@@ -283,7 +283,7 @@ class ServingPool:
         if ceiling_mhz == DEFAULT_CLOCKS:
             self._measure_baseline(window, wall_s)
         if self.inheritance.confirming:
-            return limits is not None and self._confirm(window.pod_uid, fitted, wall_s)
+            return limits is not None and not self.restraint.near and self._confirm(window.pod_uid, fitted, wall_s)
         if fitted is not None:
             self.model.window_taken(fitted)
         if limits is None or window.pod_uid != self.trials.canary or not self.trying(wall_s):
@@ -382,7 +382,7 @@ class ServingPool:
     def follows(self, pod_uid: str) -> bool:
         """Whether the mode lets a replica follow a table."""
         spec, stage = self.spec, self.inheritance.stage
-        if spec is None or not spec.sets_clocks or stage is Stage.DEFAULT:
+        if spec is None or not spec.sets_clocks or stage is Stage.DEFAULT or self.restraint.near:
             return False
         return (spec.mode is Mode.ENFORCE and stage is not Stage.CANARY) or pod_uid == self.trials.canary
 

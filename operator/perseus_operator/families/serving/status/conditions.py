@@ -160,10 +160,11 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     kind, intent = ConditionType.CLOCKS_APPLIED, decision.intent
     if intent is not None and intent.waiting is not None:
         return Condition(kind, False, intent.waiting.reason, intent.waiting.message)
-    if pool.model.table is None or pool.inheritance.confirming:
-        return Condition(kind, False, Reason.WAITING_FOR_PROFILE, "Replicas run at default clocks but for the canary.")
-    if not decision.applied:
+    profiled = pool.model.table is not None and not pool.inheritance.confirming
+    if profiled and not decision.applied:
         return Condition(kind, False, Reason.APPLYING, "Not all agents hold the latest orders yet.")
+    if pool.restraint.near or not profiled:
+        return _at_default(pool, profiled=profiled)
     if spec.mode is Mode.CANARY:
         message = "The clock of one replica follows its load; the others run at default clocks."
         return Condition(kind, True, Reason.CANARY, message)
@@ -181,6 +182,15 @@ def _clocks_applied(pool: ServingPool, spec: PoolSpec, decision: ServingDecision
     if not share.feasible:
         message += " The budget is less than its jobs draw at their most frugal plans."
     return Condition(kind, True, Reason.LIMITED_BY_BUDGET, message)
+
+
+def _at_default(pool: ServingPool, *, profiled: bool) -> Condition:
+    """Why replicas are at default clocks as intended."""
+    kind, why = ConditionType.CLOCKS_APPLIED, pool.restraint.why
+    if not why:
+        return Condition(kind, False, Reason.WAITING_FOR_PROFILE, "Replicas run at default clocks but for the canary.")
+    message = f"{why}. All replicas run at default clocks until that has not been so for a while."
+    return Condition(kind, profiled, Reason.AUTOSCALER_NEAR, message)
 
 
 def _objective_kept(pool: ServingPool, lately: Block) -> Condition:

@@ -40,6 +40,7 @@ HELD: Final[Mapping[str, str]] = {
     "MemoryFull": "the memory for keys and values is full",
     "NoSample": "the engine says nothing",
     "ImpossibleSample": "what the engine says cannot be true",
+    Reason.AUTOSCALER_NEAR.value: "default clocks, since at lower ones an autoscaler may want other replicas",
     "Ordered": "ordered: it is measured, spans nodes, or has its default clocks",
 }
 """What held a clock, by the word of ``status.replicas[].limitedBy``."""
@@ -183,7 +184,7 @@ def next_step(pool: Json) -> Json:
         sure = "" if "savings" in line else " What that saves is not known yet."
         says = f"One replica follows its load.{sure} In mode Enforce all do."
         return {"says": says, "do": f"{patch} {_patch({'mode': Mode.ENFORCE.value})}"}
-    if line["state"] == Reason.TABLE_IN_FORCE:
+    if line["state"] in (Reason.TABLE_IN_FORCE, Reason.AUTOSCALER_NEAR):
         return {"says": "Nothing: it goes on by itself."}
     return {"says": "Wait: it goes on by itself.", "do": f"kubectl perseus doctor sp/{metadata['name']} {where}"}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from perseus_core.serving import ServingLimits
 from perseus_core.units import j_from_mj, mj_from_j
+from perseus_operator.api.conditions import Reason
 from perseus_operator.api.serving.spec import PoolSpec, Role, Scaling, duration, seconds
 from perseus_operator.api.serving.status import (
     MOST_REPLICAS,
@@ -79,11 +80,12 @@ def _replicas(pool: ServingPool, limits: ServingLimits | None) -> tuple[ReplicaS
     blocks = {replica.pod: (replica, pool.requests.of_pod(replica.pod_uid)) for replica in pool.signals.replicas}
     shares = {pod: worst_share(block, limits) if limits else None for pod, (_, block) in blocks.items()}
     ordered = sorted(blocks, key=lambda pod: (1.0 if (share := shares[pod]) is None else share, pod))
-    return tuple(_replica(*blocks[pod], shares[pod]) for pod in ordered[:MOST_REPLICAS])
+    held = Reason.AUTOSCALER_NEAR.value if pool.restraint.near else None
+    return tuple(_replica(*blocks[pod], shares[pod], held) for pod in ordered[:MOST_REPLICAS])
 
 
-def _replica(replica: Replica, block: Block, share: float | None) -> ReplicaStatus:
-    longest = max(block.held_us, key=lambda reason: (block.held_us[reason], reason), default=None)
+def _replica(replica: Replica, block: Block, share: float | None, held: str | None) -> ReplicaStatus:
+    longest = held or max(block.held_us, key=lambda reason: (block.held_us[reason], reason), default=None)
     return ReplicaStatus(
         pod=replica.pod,
         clock_megahertz=block.mean_mhz(replica.highest_mhz) if block.time_us else None,

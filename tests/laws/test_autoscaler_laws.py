@@ -1,0 +1,175 @@
+"""Laws of clocks beside an autoscaler of the user's own, in virtual time: replicas are those that there would be
+without us. Kubernetes' formula reads running requests, which slowed replicas hold for longer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.doubles.autoscaler import PERIOD_S, Autoscaler, swings
+
+from perseus_operator.families.serving.features.autoscaler.reading import Autoscaler as Read
+from perseus_operator.families.serving.features.autoscaler.reading import Metric, autoscalers_of
+from perseus_operator.families.serving.features.autoscaler.restraint import (
+    LEAST_HOLD_S,
+    MOST_HOLD_S,
+    START_SLOWDOWN,
+    Restraint,
+)
+
+DAY_S = 86_400
+LLAMA = {("apps", "Deployment", "llama")}
+CARRIED = 8.0
+"""Requests a second of a replica at its target and at default clocks."""
+
+
+class Walk(NamedTuple):
+    """A walk through a load, every quarter of a minute."""
+
+    replicas: list[int]
+    lowered: list[bool]
+    restraint: Restraint
+
+
+def day(seed: int) -> list[float]:
+    """Requests a second: twelve times as many at noon as at night, with noise, and a burst in two hours."""
+    draw, load, drift, burst = random.Random(seed), [], 0.0, 0.0
+    for second in range(0, DAY_S, PERIOD_S):
+        drift = 0.97 * drift + draw.gauss(0.0, 0.02)
+        burst = 0.2 * draw.random() if draw.random() < 1 / 480 else 0.96 * burst
+        hour = 8.0 + 92.0 * (0.5 - 0.5 * math.cos(2 * math.pi * second / DAY_S)) ** 1.5
+        load.append(hour * (1.0 + drift + burst) * (1.0 + draw.gauss(0.0, 0.02)))
+    return load
+
+
+def walk(load: list[float], slowdown: float, *, restrained: bool = True, least: int = 2, follows: bool = True) -> Walk:
+    """Walk through it.
+
+    Args:
+        load: requests a second, every quarter of a minute.
+        slowdown: by what factor lowered clocks let requests stay for longer; 1: as without us.
+        restrained: whether the pool heeds the autoscaler.
+        least: replicas.
+        follows: whether the metric is of running requests; False: of requests a second.
+    """
+    autoscaler, restraint = Autoscaler(least, least=least, tolerance=0.1), Restraint()
+    replicas, states, lowered, mean = list[int](), list[bool](), False, load[0] / CARRIED
+    for place, per_s in enumerate(load):
+        at_target = per_s * (slowdown if lowered and follows else 1.0) / CARRIED
+        mean += 0.4 * (at_target - mean)  # what is scraped is a mean of the last half minute
+        if place:
+            read = autoscalers_of([autoscaler.body()], LLAMA) if restrained else ()
+            restraint.looked(read, load[place - 1], float(place * PERIOD_S), lowered=lowered)
+            lowered = not restraint.near
+        autoscaler.look(place * PERIOD_S, mean)
+        replicas.append(autoscaler.replicas)
+        states.append(lowered)
+    return Walk(replicas, states, restraint)
+
+
+def share_apart(one: Walk, other: Walk) -> tuple[int, float]:
+    """By how many replicas two walks differ at most, and for what share of the time."""
+    apart = [abs(a - b) for a, b in zip(one.replicas, other.replicas, strict=True)]
+    return max(apart), sum(map(bool, apart)) / len(apart)
+
+
+@pytest.mark.parametrize(("slowdown", "least"), [(1.15, 1), (1.3, 2), (1.5, 4)])
+def test_over_a_day_replicas_are_those_without_us_but_for_one_and_a_twentieth_of_the_time(
+    slowdown: float, least: int
+) -> None:
+    for seed in range(2):
+        load = day(seed)
+        without, with_us = walk(load, 1.0, least=least), walk(load, slowdown, least=least)
+        most, share = share_apart(with_us, without)
+        assert most <= 1
+        assert share <= 0.05
+        assert swings(with_us.replicas, LEAST_HOLD_S) <= swings(without.replicas, LEAST_HOLD_S)
+        most, share = share_apart(walk(load, slowdown, least=least, restrained=False), without)
+        assert most > 1, "as it is without the restraint"
+        assert share > 0.4
+
+
+@pytest.mark.parametrize("least", [2, 4])
+def test_where_the_autoscaler_cannot_act_clocks_are_lowered(least: int) -> None:
+    """At night it keeps its least number, whatever the clocks are."""
+    with_us = walk(day(1), 1.2, least=least)
+    assert sum(with_us.lowered) > 0.1 * len(with_us.lowered)
+    assert with_us.restraint.slowdown == pytest.approx(1.2, abs=0.1), "and what lowering them does is learned"
+
+
+def test_a_metric_that_follows_no_clock_holds_none_once_that_is_known() -> None:
+    days = [per_s for seed in range(3) for per_s in day(seed)]
+    with_us = walk(days, 1.4, follows=False)
+    assert share_apart(with_us, walk(days, 1.0))[0] == 0
+    last = with_us.lowered[-DAY_S // PERIOD_S :]
+    assert sum(last) > 0.5 * len(last)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    steps=st.lists(st.floats(2.0, 160.0), min_size=4, max_size=24),
+    slowdown=st.floats(1.0, 1.6),
+    least=st.integers(1, 6),
+)
+def test_clocks_fall_no_sooner_than_the_hold_whatever_the_load_does(
+    steps: list[float], slowdown: float, least: int
+) -> None:
+    """It jumps each quarter of an hour."""
+    load = [per_s for per_s in steps for _ in range(900 // PERIOD_S)]
+    with_us = walk(load, slowdown, least=least)
+    changes = [place for place, (a, b) in enumerate(pairwise(with_us.lowered)) if a != b]
+    for raised, lowered in pairwise(changes):
+        if not with_us.lowered[raised + 1]:
+            assert (lowered - raised) * PERIOD_S >= LEAST_HOLD_S
+
+
+def read(pressure: float, replicas: int = 4, desired: int | None = None, least: int = 1) -> Read:
+    desired = replicas if desired is None else desired
+    return Read("hpa", replicas, desired, least, 10, (Metric("running", pressure, 1.0),))
+
+
+def test_the_hold_doubles_with_each_relapse_up_to_an_hour() -> None:
+    restraint, now_s, held = Restraint(), 0.0, []
+    for _ in range(6):
+        restraint.looked([read(1.0)], None, now_s, lowered=not restraint.near)
+        assert restraint.near
+        began_s = now_s
+        while restraint.near:
+            now_s += PERIOD_S
+            restraint.looked([read(0.2, least=4)], None, now_s, lowered=False)
+        held.append(now_s - began_s - PERIOD_S)
+        restraint.looked([read(0.2, least=4)], None, now_s, lowered=True)
+        now_s += 2 * PERIOD_S
+    assert held == [LEAST_HOLD_S, *(min(MOST_HOLD_S, LEAST_HOLD_S * 2.0**n) for n in range(1, 6))]
+
+
+def test_one_that_has_asked_for_more_raises_clocks_at_once_unless_by_our_advice() -> None:
+    restraint = Restraint()
+    restraint.looked([read(0.3, least=4, desired=5)], None, 0.0, lowered=True)
+    assert "wants 5 replicas of 4" in restraint.why
+    advised = Read("hpa", 4, 5, 4, 10, (Metric("running", 0.3, 1.0),), advised=True)
+    restraint = Restraint()
+    restraint.looked([advised], None, 0.0, lowered=True)
+    assert not restraint.near
+
+
+def test_why_names_autoscaler_metric_both_values_and_both_numbers() -> None:
+    restraint = Restraint()
+    restraint.looked([read(1.0)], None, 0.0, lowered=False)
+    assert restraint.slowdown == START_SLOWDOWN
+    assert restraint.why == (
+        "HorizontalPodAutoscaler hpa has running at 1 of 1: it may want 7 replicas at lowered clocks, and 4 at default"
+        " ones"
+    )
+
+
+def test_without_an_autoscaler_nothing_is_held() -> None:
+    restraint = Restraint()
+    restraint.looked([], 10.0, 0.0, lowered=True)
+    assert not restraint.near
