@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from tests.bench.serving import DATA
 from tests.bench.serving_pools import policies
 from tests.bench.serving_pools.policies import PARALLEL, ClockPolicy, Pool, PoolSchedule, Week, World, pool_load
 from tests.bench.serving_pools.service import SHAPES, WEEK_MIN, Service
+from tests.doubles import autoscaled_pool
 
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import NoTable, complete_table
@@ -214,7 +216,7 @@ def figures() -> Result:
             kept[name]["load"] = pool_load(bench.week, tuple(bench.week))[: WEEK_MIN // 7 * 3 : 5].tolist()
         STORE.parent.mkdir(parents=True, exist_ok=True)
         STORE.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    return {**_summary(kept), **speed()}
+    return {**_summary(kept), **speed(), **beside_autoscaler()}
 
 
 def _outcome(week: Week, baseline: Week) -> Outcome:
@@ -250,6 +252,26 @@ def _summary(kept: dict[str, Result]) -> Result:
         max(abs(steady - engines) for _, engines, _, steady in sampled), "points"
     )
     return found
+
+
+def beside_autoscaler() -> Result:
+    """For what share of a day replicas differ from those without us, beside an autoscaler on running requests, and for
+    what share they would if it were not read.
+
+    The greatest share of all days and least numbers of replicas where it is read, otherwise the mean; requests take 1.3
+    times as long at lowered clocks.
+    """
+    apart = {True: list[float](), False: list[float]()}
+    for seed, least in product(range(3), (1, 2, 4)):
+        load = autoscaled_pool.day(seed)
+        without = autoscaled_pool.walk(load, 1.0, least=least)
+        for restrained, shares in apart.items():
+            with_us = autoscaled_pool.walk(load, 1.3, least=least, restrained=restrained)
+            shares.append(autoscaled_pool.share_apart(with_us, without)[1])
+    return {
+        "serving_replica_churn_beside_hpa_percent": figure(100.0 * max(apart[True]), "%"),
+        "serving_replica_churn_beside_unread_hpa_percent": figure(100.0 * float(np.mean(apart[False])), "%"),
+    }
 
 
 def speed() -> Result:
