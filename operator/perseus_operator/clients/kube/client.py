@@ -286,7 +286,8 @@ class KubeClient(ObjectStore, AccessReviews):
 
     async def autoscalers(self, namespace: str) -> list[Json]:
         """See ``Kube``."""
-        autoscalers, api, token = list[Json](), k8s.AutoscalingV2Api(self._api), {}
+        autoscalers, api = list[Json](), k8s.AutoscalingV2Api(self._api)
+        token: dict[str, Any] = {}
         for _ in range(0, _MOST_AUTOSCALERS, _FIRST_PAGE):
             asked = api.list_namespaced_horizontal_pod_autoscaler_without_preload_content(
                 namespace, limit=_FIRST_PAGE, _request_timeout=TIMEOUT_S, **token
