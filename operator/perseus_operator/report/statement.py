@@ -208,10 +208,10 @@ class Statement:
             return ""
         begin_s, end_s = slots[0][0], slots[-1][1]
         between = f", all between {instant(begin_s)} and {instant(end_s)}"
-        known = f"energy was measured in {measured_h:,.1f} of {period_h:,.1f} hours"
+        share = f"energy was measured in {measured_h:,.1f} of {period_h:,.1f} hours"
         if period_h < _SAID_IN_MINUTES_H:
-            known = f"energy was measured in {60 * measured_h:.0f} of {60 * period_h:.0f} minutes"
-        return known if (begin_s, end_s) == (self.period.begin_s, self.period.end_s) else known + between
+            share = f"energy was measured in {60 * measured_h:.0f} of {60 * period_h:.0f} minutes"
+        return share if (begin_s, end_s) == (self.period.begin_s, self.period.end_s) else share + between
 
 
 def instant(unix_s: int) -> str:
