@@ -220,8 +220,8 @@ def _at(body: Any, *path: str) -> Mapping[str, Any]:
 
 
 def _list(body: Mapping[str, Any], field: str) -> list[Any]:
-    found = body.get(field)
-    return found if isinstance(found, list) else []
+    items = body.get(field)
+    return items if isinstance(items, list) else []
 
 
 def _count(body: Mapping[str, Any], field: str) -> int | None:

@@ -24,7 +24,7 @@ from perseus_operator.objects.formatting import counted
 MARGIN: Final = 0.1
 """By what share the pressure may change within the minute that clocks and the autoscaler's metrics need to follow."""
 LEAST_HOLD_S: Final = 300.0
-"""An autoscaler looks back as long before it scales down, unless it is told otherwise."""
+"""An autoscaler looks back as long before it scales down, unless it is set otherwise."""
 MOST_HOLD_S: Final = 3_600.0
 """So a load of the next hour of the day is judged anew."""
 START_SLOWDOWN: Final = 1.5
@@ -36,7 +36,7 @@ SETTLES_S: Final = 60.0
 """After a change of clocks, until the autoscaler's averages over a minute show it."""
 _WEIGHT: Final = 0.3
 """Of the latest look in a mean: about a minute of looks."""
-_LEARNS: Final = 0.5
+_MEASURED: Final = 0.5
 """Of what a change has shown: one burst meanwhile does not decide."""
 _LEAST_PRESSURE: Final = 0.02
 """Below that a ratio of two pressures says nothing."""
@@ -81,7 +81,7 @@ class Restraint:
         self._clocks_are(lowered, now_s)
         nearest = max(autoscalers, key=lambda one: one.nearest.pressure, default=None)
         if nearest is not None:
-            self._learn(nearest, per_s, now_s)
+            self._measure(nearest, per_s, now_s)
         why = next(filter(None, (self._acts(one, now_s) for one in autoscalers)), "")
         if why:
             self._must_rise(why, now_s)
@@ -124,7 +124,7 @@ class Restraint:
             return ""
         return f"{said}: it may want {counted(more, 'replica')} at lowered clocks, and {fewer} at default ones"
 
-    def _learn(self, one: Autoscaler, per_s: float | None, now_s: float) -> None:
+    def _measure(self, one: Autoscaler, per_s: float | None, now_s: float) -> None:
         """Take in the pressure at these clocks, and once they have settled compare it with that at those before."""
         metric = one.nearest
         if (one.name, metric.name) != self._metric:
@@ -136,5 +136,5 @@ class Restraint:
         self._each = each if self._each is None else self._each + _WEIGHT * (each - self._each)
         if self._before is not None and now_s - self._changed_s >= 2.0 * SETTLES_S:
             seen = self._each / self._before if self._lowered else self._before / self._each
-            self.slowdown += _LEARNS * (min(MOST_SLOWDOWN, max(1.0, seen)) - self.slowdown)
+            self.slowdown += _MEASURED * (min(MOST_SLOWDOWN, max(1.0, seen)) - self.slowdown)
             self._before = None
