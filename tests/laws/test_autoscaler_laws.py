@@ -83,7 +83,7 @@ def test_the_hold_doubles_with_each_relapse_up_to_an_hour() -> None:
         restraint.looked([read(1.0)], None, now_s, lowered=not restraint.near)
         assert restraint.near
         began_s = now_s
-        while restraint.near:
+        while restraint.why:
             now_s += PERIOD_S
             restraint.looked([read(0.2, least=4)], None, now_s, lowered=False)
         held.append(now_s - began_s - PERIOD_S)
