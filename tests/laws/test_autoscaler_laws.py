@@ -92,13 +92,13 @@ def test_the_hold_doubles_with_each_relapse_up_to_an_hour() -> None:
     assert held == [LEAST_HOLD_S, *(min(MOST_HOLD_S, LEAST_HOLD_S * 2.0**n) for n in range(1, 6))]
 
 
-def test_one_that_has_asked_for_more_raises_clocks_at_once_unless_by_our_advice() -> None:
+def test_one_that_has_asked_for_more_raises_clocks_at_once_unless_by_what_no_clock_changes() -> None:
     restraint = Restraint()
     restraint.looked([read(0.3, least=4, desired=5)], None, 0.0, lowered=True)
     assert "wants 5 replicas of 4" in restraint.why
-    advised = Read("hpa", 4, 5, 4, 10, (Metric("running", 0.3, 1.0),), advised=True)
+    both = Read("hpa", 4, 5, 4, 10, (Metric("running", 0.3, 1.0),), steady=True)
     restraint = Restraint()
-    restraint.looked([advised], None, 0.0, lowered=True)
+    restraint.looked([both], None, 0.0, lowered=True)
     assert not restraint.near
 
 

@@ -63,6 +63,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.ENGINES_DIFFER: "wait for the rollout to end, or make a pool for each engine",
     Reason.WAITING_FOR_SIGNALS: "see the signals' step",
     Reason.NO_LIMITS: "set spec.objective; status.proposedLimits has limits to begin with",
+    Reason.AUTOSCALER_NEAR: "let the autoscaler read the pool's advice in place of its metric",
     Reason.OVERLOADED: "follow the message; no clock helps",
     Reason.OBJECTIVE_MISSED: "follow the message; clocks are raised by themselves",
     Reason.FOREIGN_POWER_LIMIT: "remove the annotation from the pod template where clocks alone shall decide",

@@ -239,6 +239,7 @@ def test_a_lease_says_what_all_gpus_of_its_pods_have_used(bench: Bench, clock_mh
     bench.lease(clock_mhz)
     wait_for(lambda: set(bench.used_mj) == {"pod-0", "pod-1"}, "the kubelet has said whose GPUs they are")
     wait_for(lambda: bench.used_mj["pod-0"] > 11 * 10**9, "both GPUs are counted")
+    wait_for(lambda: bench.used_mj["pod-1"] > 10**11, "its GPU is counted")
     before_mj = bench.used_mj
     assert before_mj["pod-0"] // 10**9 == 11
     assert before_mj["pod-1"] // 10**9 == 100

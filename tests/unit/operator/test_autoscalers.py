@@ -119,13 +119,24 @@ def test_the_greatest_of_several_metrics_decides_and_one_that_was_not_measured_i
     assert (autoscaler.up_tolerance, autoscaler.down_tolerance) == (TOLERANCE, TOLERANCE)
 
 
-@pytest.mark.parametrize("own", ["s0-perseus-advised-replicas", "perseus_pool_advised_replicas"])
-def test_our_own_advice_counts_as_no_metric(own: str) -> None:
-    assert read(body(pods(own, "1"), current=[pods(own, "1", "2")])) is None
-    both = read(body(pods(own, "1"), pods("a", "8"), current=[pods(own, "1", "2"), pods("a", "8", "4")]))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("s0-perseus-advised-replicas", "perseus_pool_advised_replicas"),
+        *("http_requests_per_second", "requests-per-second", "vllm_rps", "QPS"),
+    ],
+)
+def test_what_no_clock_changes_counts_as_no_metric(name: str) -> None:
+    assert read(body(pods(name, "1"), current=[pods(name, "1", "2")])) is None
+    both = read(body(pods(name, "1"), pods("a", "8"), current=[pods(name, "1", "2"), pods("a", "8", "4")]))
     assert both is not None
     assert both.nearest.name == "a"
-    assert both.advised
+    assert both.steady
+
+
+@pytest.mark.parametrize("name", ["seconds_per_token", "per_second_latency", "corps", "vllm:num_requests_running"])
+def test_what_a_clock_may_change_counts(name: str) -> None:
+    assert read(body(pods(name, "1"), current=[pods(name, "1", "2")])) is not None
 
 
 @pytest.mark.parametrize(

@@ -196,3 +196,4 @@ async def test_a_runner_of_a_pool_refuses_the_spec_of_a_job() -> None:
     assert "spec.pipeline: unknown field" in runner.job.spec_fault.message
     runner.observe({**body(keys.POOL_KIND, "p", mode="Observe")})
     assert isinstance(runner.job.spec, PoolSpec)
+    await runner.stop()

@@ -43,8 +43,10 @@ _SOURCES: Final = {
 """The field that describes a metric of each type."""
 _VALUES: Final = {"Utilization": "averageUtilization", "AverageValue": "averageValue", "Value": "value"}
 """The field of a target of each type, and of what is measured of it."""
-_OWN: Final = re.compile(r"perseus[-_](pool[-_])?advised[-_]replicas$")
-"""How many replicas we advise, as KEDA and as Prometheus name it: it does not change with clocks."""
+_STEADY: Final = re.compile(
+    r"(perseus[-_](pool[-_])?advised[-_]replicas|per[-_]?second|(^|[-_])[rq]ps)$", re.IGNORECASE
+)
+"""Metrics that no clock changes: how many replicas we advise, as KEDA and Prometheus name it, and rates of arrivals."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Autoscaler:
         up_tolerance: by what share the pressure may be above 1 without anything being done.
         down_tolerance: the same, below 1.
         metrics: whose values may change with clocks, at least one.
-        advised: whether it reads our own advice, too.
+        steady: whether it reads metrics that no clock changes, too.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Autoscaler:
     metrics: tuple[Metric, ...]
     up_tolerance: float = TOLERANCE
     down_tolerance: float = TOLERANCE
-    advised: bool = False
+    steady: bool = False
 
     @property
     def nearest(self) -> Metric:
@@ -101,7 +103,7 @@ class Autoscaler:
     @property
     def wants_more(self) -> bool:
         """Whether it has asked for more replicas than there are, though not because we advise it."""
-        return self.desired > self.replicas and not self.advised
+        return self.desired > self.replicas and not self.steady
 
     def wanted(self, pressure: float) -> int:
         """How many replicas it asks for at a pressure, by the formula of Kubernetes."""
@@ -174,7 +176,7 @@ def _autoscaler(body: Any) -> Autoscaler | None:
     pairs = list(islice(zip(_list(spec, "metrics"), _list(status, "currentMetrics"), strict=False), _MOST_METRICS))
     metrics = tuple(metric for pair in pairs if (metric := _metric(*pair)) is not None)
     most, replicas = _count(spec, "maxReplicas"), _count(status, "currentReplicas")
-    counted = tuple(metric for metric in metrics if not _OWN.search(metric.name))
+    counted = tuple(metric for metric in metrics if not _STEADY.search(metric.name))
     if most is None or not replicas or not counted:
         return None
     behavior = _at(spec, "behavior")
@@ -189,7 +191,7 @@ def _autoscaler(body: Any) -> Autoscaler | None:
         metrics=counted,
         up_tolerance=TOLERANCE if up is None else up,
         down_tolerance=TOLERANCE if down is None else down,
-        advised=len(counted) < len(metrics),
+        steady=len(counted) < len(metrics),
     )
 
 
