@@ -30,6 +30,7 @@ from perseus_sim.profiles import profile_csv
 pytestmark = pytest.mark.e2e
 
 SYSTEM = "perseus-system"
+LIST_AUTOSCALERS = rbac.Permission("list", "autoscaling", "horizontalpodautoscalers")
 STAGES = 2
 
 
@@ -249,6 +250,12 @@ def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Ser
     world.stop_operator()
     client.CoordinationV1Api(api).delete_namespaced_lease(EPOCH_LEASE, SYSTEM)
     since = server.plane.audit_log.stat().st_size
+
+    def asked() -> list[rbac.Request]:
+        assert server.plane is not None
+        operator = rbac.user_name(SYSTEM, "perseus-operator")
+        return list(rbac.requests(server.plane.audit_log, operator, since=since))
+
     world.start_operator()  # draws an epoch from a new counter
     world.stop_operator()
     world.start_operator()  # and from one that is there
@@ -272,18 +279,18 @@ def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Ser
     )
     world.delete_class("exact")
     world.custom.delete_namespaced_custom_object(*made)
-    world.energy_class("serving", serving={})
+    world.energy_class("serving", serving={"mode": "Enforce", "objective": {"maxSlowdown": "20%"}})
     for revision in ("a", "b"):  # a rollout
         world.replica(revision, "serving", server)
         world.until(f"{revision} owns the pool", lambda name=f"chat-{revision}": name in world.pool_owners("chat"))
+    world.until("autoscalers beside it are read", lambda: LIST_AUTOSCALERS in {each.permission for each in asked()})
     world.delete_class("serving")
     world.finish_pod()
     world.patch({"spec": {"ttlSecondsAfterFinished": 0}})
     world.until("deleted, since it has finished", world.gone)
     asyncio.run(measure(world))
 
-    operator = rbac.user_name(SYSTEM, "perseus-operator")
-    requests = list(rbac.requests(server.plane.audit_log, operator, since=since))
+    requests = asked()
     refused = {(str(request.permission), request.path) for request in requests if request.code in (401, 403)}
     assert not refused
     used, allowed = {request.permission for request in requests}, rbac.granted(rbac.operator_manifest(SYSTEM))
