@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
-from tests.e2e.conftest import absent
+from tests.e2e.world import absent
 from tests.waiting import eventually
 
 from perseus_core import keys

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from kubernetes import client
-from tests.e2e.conftest import SPEC, absent
+from tests.e2e.world import SPEC, absent
 from tests.waiting import eventually
 
 from perseus_core import keys

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from tests.e2e.conftest import absent
+from tests.e2e.world import absent
 from tests.waiting import eventually
 
 from perseus_client.framework import csv_of, one_f_one_b_row

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from tests.e2e.conftest import A100, absent, train_two_stages
+from tests.e2e.world import A100, absent, train_two_stages
 from tests.waiting import eventually
 
 from perseus_core import keys

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
-from tests.e2e.conftest import absent
+from tests.e2e.world import absent
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from kubernetes import client
-from tests.e2e.conftest import absent
+from tests.e2e.world import absent
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from tests.e2e.conftest import absent, train_two_stages
+from tests.e2e.world import absent, train_two_stages
 from tests.waiting import PATIENCE_S, eventually
 
 from perseus_core import keys

@@ -13,7 +13,7 @@ import pytest
 from kubernetes import client
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
-from tests.e2e.conftest import absent, train_two_stages
+from tests.e2e.world import absent, train_two_stages
 from tests.waiting import eventually
 
 from perseus_core import keys

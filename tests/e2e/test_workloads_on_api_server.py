@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from tests.e2e.conftest import STAGES, World
+from tests.e2e.world import STAGES, World
 from tests.waiting import eventually
 
 from perseus_core import keys

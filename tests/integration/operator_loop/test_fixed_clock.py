@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.operator_loop.conftest import PIPELINES, STAGES, World
+from tests.integration.operator_loop.fake_agent import PIPELINES, STAGES
+from tests.integration.operator_loop.world import World
 
 FIXED = {"pipeline": None, "profile": None, "straggler": None, "points": None}
 

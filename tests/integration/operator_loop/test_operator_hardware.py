@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.operator_loop.conftest import STAGES, World
+from tests.integration.operator_loop.fake_agent import STAGES
+from tests.integration.operator_loop.world import World
 
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_sim.profiles import profile_csv

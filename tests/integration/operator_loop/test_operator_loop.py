@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES, STAGES, FakeAgent, World
+from tests.integration.operator_loop.fake_agent import ENERGY_MJ, GROUP, PIPELINES, STAGES, FakeAgent
+from tests.integration.operator_loop.world import World
 
 from perseus_core import keys
 from perseus_operator.clients.kube.client import KubeClient

@@ -6,7 +6,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.integration.operator_loop.conftest import ENERGY_MJ, PIPELINES, STAGES, World
+from tests.integration.operator_loop.fake_agent import ENERGY_MJ, PIPELINES, STAGES
+from tests.integration.operator_loop.world import World
 
 from perseus_sim.profiles import profile_csv
 

@@ -7,7 +7,8 @@ import signal
 from typing import Any
 
 import kubernetes.aio.client as k8s
-from tests.integration.operator_loop.conftest import GROUP, STAGES, World
+from tests.integration.operator_loop.fake_agent import GROUP, STAGES
+from tests.integration.operator_loop.world import World
 
 from perseus_core import keys
 from perseus_sim.profiles import profile_csv

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import kubernetes.aio.client
-from tests.integration.operator_loop.conftest import GROUP, PIPELINES, STAGES, World
+from tests.integration.operator_loop.fake_agent import GROUP, PIPELINES, STAGES
+from tests.integration.operator_loop.world import World
 
 from perseus_core import keys
 from perseus_sim.profiles import profile_csv
