@@ -1,5 +1,5 @@
-"""What a sweep costs the training, before it begins: an upper bound, since no work slows down by more than the clock
-falls, and a sweep ends early where lower clocks save nothing.
+"""What a round of a sweep costs the training, before it begins: an upper bound, since no work slows down by more than
+the clock falls, none by more than is allowed, and a sweep ends early where lower clocks save nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def sweep_cost(clocks_mhz: Sequence[int], recipe: Recipe, *, finer: bool, iterat
         finer: whether clocks around the best one follow (jobs without a pipeline).
         iteration_us: time of an iteration at default clocks, microseconds; None: not measured yet.
     """
-    slower = [clocks_mhz[0] / mhz for mhz in clocks_mhz]
-    slower = [ratio for ratio in slower if ratio <= 1 + recipe.most_slowdown]
-    slower += [fmean(slower)] * (MOST_FINER if finer else 0)
+    # Work that waits for memory slows down by less: then even the lowest clock may keep within what is allowed.
+    slower = [min(clocks_mhz[0] / mhz, 1 + recipe.most_slowdown) for mhz in clocks_mhz]
+    slower += [max(slower)] * (MOST_FINER if finer else 0)
     each = recipe.iterations + 1  # the first at a clock does not count
     time_us = None if iteration_us is None else min(iteration_us * each * sum(slower), recipe.most_us)
     return SweepCost(
