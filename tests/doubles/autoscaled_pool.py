@@ -38,7 +38,15 @@ def day(seed: int) -> list[float]:
     return load
 
 
-def walk(load: list[float], slowdown: float, *, restrained: bool = True, least: int = 2, follows: bool = True) -> Walk:
+def walk(
+    load: list[float],
+    slowdown: float,
+    *,
+    restrained: bool = True,
+    least: int = 2,
+    follows: bool = True,
+    alternate: bool = False,
+) -> Walk:
     """Walk through it.
 
     Args:
@@ -47,6 +55,7 @@ def walk(load: list[float], slowdown: float, *, restrained: bool = True, least: 
         restrained: whether the pool heeds the autoscaler.
         least: replicas.
         follows: whether the metric is of running requests; False: of requests a second.
+        alternate: there is another metric like it, and every other minute each of them is a tenth below the other.
     """
     autoscaler, restraint = Autoscaler(least, least=least, tolerance=0.1), Restraint()
     replicas, states, lowered, mean = list[int](), list[bool](), False, load[0] / CARRIED
@@ -54,10 +63,11 @@ def walk(load: list[float], slowdown: float, *, restrained: bool = True, least: 
         at_target = per_s * (slowdown if lowered and follows else 1.0) / CARRIED
         mean += 0.4 * (at_target - mean)  # what is scraped is a mean of the last half minute
         if place:
-            read = autoscalers_of([autoscaler.body()], LLAMA) if restrained else ()
+            read = autoscalers_of([autoscaler.body("running", "busy")], LLAMA) if restrained else ()
             restraint.looked(read, load[place - 1], float(place * PERIOD_S), lowered=lowered)
             lowered = not restraint.near
-        autoscaler.look(place * PERIOD_S, mean)
+        shares = (1.0, 0.9) if place * PERIOD_S // 60 % 2 else (0.9, 1.0)
+        autoscaler.look(place * PERIOD_S, *((share * mean for share in shares) if alternate else (mean,)))
         replicas.append(autoscaler.replicas)
         states.append(lowered)
     return Walk(replicas, states, restraint)

@@ -24,8 +24,8 @@ class Autoscaler:
         self, replicas: int, *, least: int = 1, most: int = 64, tolerance: float = 0.0, stabilization_s: float = 300.0
     ) -> None:
         self.replicas, self.least, self.most, self.tolerance = replicas, least, most, tolerance
-        self._seen: tuple[int, float | None] = replicas, None
-        """Replicas at the latest look, and the sum of the first metric."""
+        self._seen: tuple[int, tuple[float | None, ...]] = replicas, (None,)
+        """Replicas at the latest look, and the sums of the metrics."""
         self._wanted: deque[tuple[float, int]] = deque()
         self._stabilization_s = stabilization_s
 
@@ -34,7 +34,7 @@ class Autoscaler:
 
         What the most of them want counts, as of an HPA with several metrics.
         """
-        self._seen = self.replicas, averages[0]
+        self._seen = self.replicas, averages
         wanted = [self._desired(value) for value in averages if value is not None]
         if None in averages:
             wanted = [max([self.replicas, *wanted])] if wanted else [self.replicas]
@@ -46,11 +46,12 @@ class Autoscaler:
             desired = min(self.replicas, max(replicas for _, replicas in self._wanted))
         self.replicas = min(self.most, max(self.least, desired))
 
-    def body(self, metric: str = "running", target: str = "llama") -> dict[str, Any]:
-        """As the API server has it: its latest look at the first metric, and the replicas that it made of it."""
-        before, total = self._seen
-        source = {"metric": {"name": metric}}
-        measured = {"type": "Pods", "pods": {**source, "current": {"averageValue": _milli((total or 0.0) / before)}}}
+    def body(self, *metrics: str, target: str = "llama") -> dict[str, Any]:
+        """As the API server has it: its latest look at metrics of these names, ``running`` if there are none, and the
+        replicas that it made of it.
+        """
+        before, totals = self._seen
+        sources = [{"metric": {"name": name}} for name in metrics or ("running",)]
         return {
             "metadata": {"name": "llama-hpa"},
             "spec": {
@@ -59,13 +60,19 @@ class Autoscaler:
                 "maxReplicas": self.most,
                 "metrics": [
                     {"type": "Pods", "pods": {**source, "target": {"type": "AverageValue", "averageValue": "1"}}}
+                    for source in sources
                 ],
                 "behavior": {way: {"tolerance": _milli(self.tolerance)} for way in ("scaleUp", "scaleDown")},
             },
             "status": {
                 "currentReplicas": before,
                 "desiredReplicas": self.replicas,
-                "currentMetrics": [{"type": ""} if total is None else measured],
+                "currentMetrics": [
+                    {"type": ""}
+                    if total is None
+                    else {"type": "Pods", "pods": {**source, "current": {"averageValue": _milli(total / before)}}}
+                    for source, total in zip(sources, totals, strict=False)
+                ],
             },
         }
 

@@ -4,6 +4,7 @@ without us. Kubernetes' formula reads running requests, which slowed replicas ho
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,7 @@ from perseus_operator.families.serving.features.autoscaler.reading import Metric
 from perseus_operator.families.serving.features.autoscaler.restraint import (
     LEAST_HOLD_S,
     MOST_HOLD_S,
+    MOST_LEARNED,
     START_SLOWDOWN,
     Restraint,
 )
@@ -43,7 +45,21 @@ def test_where_the_autoscaler_cannot_act_clocks_are_lowered(least: int) -> None:
     """At night it keeps its least number, whatever the clocks are."""
     with_us = walk(day(1), 1.2, least=least)
     assert sum(with_us.lowered) > 0.1 * len(with_us.lowered)
-    assert with_us.restraint.slowdown == pytest.approx(1.2, abs=0.1), "and what lowering them does is learned"
+    learned = with_us.restraint.slowdown("llama-hpa", "running")
+    assert learned == pytest.approx(1.2, abs=0.1), "and what lowering them does is learned"
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_of_metrics_that_decide_in_turn_each_is_learned(follows: bool) -> None:
+    days = [per_s for seed in range(2) for per_s in day(seed)]
+    with_us = walk(days, 1.2, least=4, follows=follows, alternate=True)
+    most, share = share_apart(with_us, walk(days, 1.0, least=4, alternate=True))
+    assert most <= 1
+    assert share <= 0.05
+    for metric in ("running", "busy"):
+        assert with_us.restraint.slowdown("llama-hpa", metric) == pytest.approx(1.2 if follows else 1.0, abs=0.1)
+    last = with_us.lowered[-DAY_S // PERIOD_S :]
+    assert sum(last) > (0.2 if follows else 0.5) * len(last)
 
 
 def test_a_metric_that_follows_no_clock_holds_none_once_that_is_known() -> None:
@@ -92,6 +108,30 @@ def test_the_hold_doubles_with_each_relapse_up_to_an_hour() -> None:
     assert held == [LEAST_HOLD_S, *(min(MOST_HOLD_S, LEAST_HOLD_S * 2.0**n) for n in range(1, 6))]
 
 
+def test_one_that_is_gone_holds_nothing_any_more_unless_another_does() -> None:
+    restraint = Restraint()
+    near = [replace(read(1.0), name=name) for name in ("first", "second")]
+    restraint.looked(near, None, 0.0, lowered=True, exist={"first", "second", "of another pool"})
+    restraint.looked([], None, 15.0, lowered=False, exist={"first", "second"})
+    assert restraint.near, "they are there and measure nothing"
+    restraint.looked([], None, 30.0, lowered=False)
+    assert restraint.near, "it is not known which there are"
+    restraint.looked([], None, 45.0, lowered=False, exist={"second"})
+    assert restraint.near
+    restraint.looked([], None, 60.0, lowered=False, exist={"of another pool"})
+    assert not restraint.near
+
+
+def test_no_more_metrics_are_remembered_than_a_bound_and_those_that_decide_are() -> None:
+    restraint = Restraint()
+    for number in range(100):
+        low = Metric("low", 0.1, 1.0)
+        metrics = (*(Metric(f"{number}-{place}", 0.1 + place / 100, 1.0) for place in range(20)), low)
+        restraint.looked([replace(read(0.1), metrics=metrics)], 1.0, 15.0 * number, lowered=False)
+        assert len(restraint._learned) == MOST_LEARNED
+        assert ("hpa", f"{number}-19") in restraint._learned
+
+
 def test_one_that_has_asked_for_more_raises_clocks_at_once_unless_by_what_no_clock_changes() -> None:
     restraint = Restraint()
     restraint.looked([read(0.3, least=4, desired=5)], None, 0.0, lowered=True)
@@ -105,7 +145,7 @@ def test_one_that_has_asked_for_more_raises_clocks_at_once_unless_by_what_no_clo
 def test_why_names_autoscaler_metric_both_values_and_both_numbers() -> None:
     restraint = Restraint()
     restraint.looked([read(1.0)], None, 0.0, lowered=False)
-    assert restraint.slowdown == START_SLOWDOWN
+    assert restraint.slowdown("hpa", "running") == START_SLOWDOWN
     assert restraint.why == (
         "HorizontalPodAutoscaler hpa has running at 1 of 1: it may want 7 replicas at lowered clocks, and 4 at default"
         " ones"

@@ -7,12 +7,13 @@ no more, of all namespaces, and need another right. One list serves all pools of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.errors import KubeError, KubeForbidden, KubeNotFound
+from perseus_operator.objects.values import Json
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,11 @@ class Autoscalers:
             if runner.family.autoscalers_wanted:
                 by_namespace.setdefault(runner.ref.namespace, []).append(runner)
         for namespace, wanting in by_namespace.items():
+            bodies: Sequence[Json] | None = None
             try:
                 bodies = await self._kube.autoscalers(namespace)
             except (KubeForbidden, KubeNotFound) as error:
                 self._warn(namespace, error)
-                bodies = []
             except KubeError as error:
                 logger.warning("%s: HorizontalPodAutoscalers not read: %s", namespace, error)
                 continue

@@ -158,8 +158,8 @@ class JobRunner:
             self.job.taken_pods_observed(taken)
             self._wake.now()
 
-    def observe_autoscalers(self, bodies: Sequence[Json]) -> None:
-        """Take in all HorizontalPodAutoscalers of the namespace, as they are now."""
+    def observe_autoscalers(self, bodies: Sequence[Json] | None) -> None:
+        """Take in all HorizontalPodAutoscalers of the namespace, as they are now; None: they may not be read."""
         if self.family.autoscalers_observed(bodies):
             self._wake.now()
 

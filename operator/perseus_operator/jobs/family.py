@@ -131,8 +131,10 @@ class Family(Protocol):
         """Whether it must know of HorizontalPodAutoscalers in its namespace."""
         return False
 
-    def autoscalers_observed(self, bodies: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Take in all that there are now, as JSON; whether the job must be looked at at once."""
+    def autoscalers_observed(self, bodies: Sequence[Any] | None) -> bool:  # noqa: ARG002
+        """Take in all that there are now, as JSON, None: they may not be read; whether the job must be looked at at
+        once.
+        """
         return False
 
     @property

@@ -269,7 +269,7 @@ async def test_without_the_right_or_the_api_one_warning_says_so(
         for _ in range(3):
             await cluster.reader.observe()
     assert len(caplog.records) == 1
-    assert cluster.observed == [[]] * 6, "as if there were none"
+    assert cluster.observed == [None] * 6, "as if there were none"
 
 
 async def test_where_nothing_answers_what_was_observed_last_stays() -> None:
@@ -317,6 +317,19 @@ def test_a_pool_raises_its_clocks_for_an_autoscaler_says_so_and_lowers_them_afte
         free = pool.family.autoscalers_observed([far.body()])
         assert free or pool.clocks == [0, 0, 0]
     assert 300 <= pool.second - began <= 330
+    pool.run(2)
+    assert FOLLOW_TABLE in pool.clocks
+
+
+def test_a_deleted_autoscaler_holds_no_clock_any_more_but_one_that_may_not_be_read_does() -> None:
+    pool = enforced()
+    near = Double(3, least=3, tolerance=0.1)
+    near.look(0.0, 3.0)
+    assert pool.family.autoscalers_observed([near.body()])
+    pool.run(15)
+    assert not pool.family.autoscalers_observed(None)
+    pool.run(15)
+    assert pool.family.autoscalers_observed([])
     pool.run(2)
     assert FOLLOW_TABLE in pool.clocks
 

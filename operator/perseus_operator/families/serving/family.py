@@ -12,7 +12,7 @@ from perseus_operator.api.serving.spec import PoolSpec
 from perseus_operator.budgets.member import Member, held_limits_w
 from perseus_operator.families.serving.decide import ServingDecision, are_lowered, decide
 from perseus_operator.families.serving.features.advice.capacity import CapacityWork
-from perseus_operator.families.serving.features.autoscaler.reading import autoscalers_of, targets_of
+from perseus_operator.families.serving.features.autoscaler.reading import autoscalers_of, name_of, targets_of
 from perseus_operator.families.serving.features.inheritance.inheritance import ReadProfile
 from perseus_operator.families.serving.features.model.state import FitWork
 from perseus_operator.families.serving.features.split.planning import PlanWork
@@ -72,13 +72,14 @@ class ServingFamily(Family):
         spec = self.pool.spec
         return spec is not None and spec.sets_clocks and not spec.suspend
 
-    def autoscalers_observed(self, bodies: Sequence[Any]) -> bool:
+    def autoscalers_observed(self, bodies: Sequence[Any] | None) -> bool:
         """See ``Family``."""
         pool, restraint = self.pool, self.pool.restraint
         now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
         pods = [pod for node in self._job.nodes.values() for pod in node.pods]
-        autoscalers, before = autoscalers_of(bodies, targets_of(pool.spec, pods)), restraint.near
-        restraint.looked(autoscalers, pool.arrivals.per_s(wall_s), now_s, lowered=are_lowered(pool))
+        autoscalers, before = autoscalers_of(bodies or (), targets_of(pool.spec, pods)), restraint.near
+        exist = None if bodies is None else set(map(name_of, bodies))
+        restraint.looked(autoscalers, pool.arrivals.per_s(wall_s), now_s, lowered=are_lowered(pool), exist=exist)
         return restraint.near != before
 
     # ---------------------------------------------------------------------------------------------------------- decide

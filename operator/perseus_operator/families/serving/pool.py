@@ -266,8 +266,8 @@ class ServingPool:
         self.arrivals.window_seen(window, started, wall_s)
         self.lengths.window_seen(window, wall_s)
         replica, spec = self.signals.of_pod(window.pod_uid), self.spec
-        whole = replace(window, energy_mj=None) if window.pod_uid in self.signals.divided else window
         default = self._compared(window.pod_uid, wall_s)
+        whole = replace(window, energy_mj=None) if window.pod_uid in self.signals.divided else window
         together = self.groups.arrived(replica, whole, self.job.nodes, now, default=default)
         if replica is None or spec is None:
             return False

@@ -146,6 +146,11 @@ def target_of(body: Any) -> Target | None:
     return _group(version), kind, name
 
 
+def name_of(body: Any) -> str:
+    """Its own, as far as it is kept."""
+    return str(_at(body, "metadata").get("name"))[:_LONGEST_NAME]
+
+
 def _target(kind: WorkloadKind | ServerKind, name: str) -> Target:
     return _group(preset_of(kind).group), kind.value, name
 
@@ -183,7 +188,7 @@ def _autoscaler(body: Any) -> Autoscaler | None:
     up, down = (quantity(_at(behavior, way).get("tolerance")) for way in ("scaleUp", "scaleDown"))
     least, desired = _count(spec, "minReplicas"), _count(status, "desiredReplicas")
     return Autoscaler(
-        name=str(_at(body, "metadata").get("name"))[:_LONGEST_NAME],
+        name=name_of(body),
         replicas=replicas,
         desired=replicas if desired is None else desired,
         least=1 if least is None else least,
