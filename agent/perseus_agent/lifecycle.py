@@ -48,7 +48,7 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest plan set on the wire; one of 64 stages of 3,072 instructions takes a few MiB."""
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
-CHECK_S: Final = 0.1
+CHECK_S: Final = 0.5
 """How often it is looked whether the process must leave by itself."""
 STUCK: Final = 4
 """Exit code of an agent one of whose threads does not come to an end."""

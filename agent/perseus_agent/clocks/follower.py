@@ -43,7 +43,8 @@ class Follower(Protocol):
     due: bool
     """Whether ``collect_part`` may find something."""
     sample_s: float
-    """How often the GPU's energy and clock are read at most, where that is less often than for others."""
+    """How often the GPU's energy and clock are read at most, where that is less often than for others: beside looks,
+    which come about as often. 0: as often as for others, at any time."""
     urgent: bool
     """Whether what ``look`` returned last goes ahead of other calls of the node's driver."""
 

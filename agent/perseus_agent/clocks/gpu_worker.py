@@ -110,7 +110,7 @@ class GpuWorker:
             self.follower = follower
             self._reports.begin()
             self._epoll.register(follower.bell, select.EPOLLIN | select.EPOLLET)
-            self._pace.at_once(time.monotonic())
+            self._pace.at_once(time.monotonic(), beside_looks=follower.sample_s > 0)
             self._follow(follower)
 
         return self._commands.add(command)
@@ -226,7 +226,7 @@ class GpuWorker:
                 due = rung - {self._commands.bell} or 0 < self._look_s <= now_s
                 if due and self.follower is not None:
                     self._follow(self.follower)
-                if now_s >= self._due_s:
+                if now_s >= self._due_s or (due and self._pace.beside_looks):
                     self._routine(now_s)
                 if 0 < self.governor.latency.read_us <= us_from_s(now_s):
                     measure_change(self.device, self.governor.latency, now_s, self._look_s)
@@ -276,7 +276,8 @@ class GpuWorker:
 
     def _plan_routine(self) -> None:
         others_s = self._pump_s, self._budget.muted_until_s
-        self._due_s = min(self._watch_s, self._pace.due_s(self._look_s), *(at for at in others_s if at))
+        watch_s = max(self._watch_s, self._look_s) if self._pace.beside_looks else self._watch_s
+        self._due_s = min(watch_s, self._pace.due_s(self._look_s), *(at for at in others_s if at))
 
     def _obey(self) -> bool:
         stopping = self._commands.run()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Waits
+from perseus_agent.clocks.call_queue import ESTIMATE_EVERY, Wait, Waits
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
 from perseus_core.clock_latency import ClockLatency, Transition
@@ -108,7 +108,8 @@ class LatencyMeter:
         self.switch = published
         """From the begin of a call to the clock in effect."""
         self._given: Mapping[int, SwitchLatency] = {}
-        self._lead = Lead.of(published)
+        self._lead = self._with_wait = Lead.of(published)
+        self._parts: tuple[Lead, Wait] | None = None
 
     @property
     def enough(self) -> bool:
@@ -120,14 +121,20 @@ class LatencyMeter:
         """From the moment at which a clock is wanted: with the wait for a turn. GPUs that compute together are as fast
         as the one whose turn comes last.
         """
-        alone, wait = self._lead, self._waits.usual
+        alone, wait = parts = self._lead, self._waits.usual
+        if parts == self._parts:  # asked at each look, and changed at some writes
+            return self._with_wait
         soonest_us, latest_us = max(wait.median_us - wait.late_us, 0), wait.median_us + wait.late_us
-        return alone._replace(
-            median_us=alone.median_us + (soonest_us + latest_us) // 2,
-            deviation_us=alone.deviation_us + (latest_us - soonest_us) // 2,
-            worth_us=alone.worth_us + latest_us - soonest_us,
-            turn_us=alone.turn_us + latest_us - soonest_us,
+        self._parts, self._with_wait = (
+            parts,
+            alone._replace(
+                median_us=alone.median_us + (soonest_us + latest_us) // 2,
+                deviation_us=alone.deviation_us + (latest_us - soonest_us) // 2,
+                worth_us=alone.worth_us + latest_us - soonest_us,
+                turn_us=alone.turn_us + latest_us - soonest_us,
+            ),
         )
+        return self._with_wait
 
     def follow(self, plan: StagePlan | None) -> None:
         """A plan is followed: what it was rehearsed under holds for each clock until it is measured here."""

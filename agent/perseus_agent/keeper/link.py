@@ -22,6 +22,8 @@ from perseus_agent.pods.identity import peer_credentials
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
+REPORT_S: Final = 0.5
+"""How often it is looked whether a keeper that is connected still watches, which is only logged here."""
 _WATCHED: Final = "a clock keeper watches"
 _GONE: Final = f"the clock keeper has gone: GPUs stay as they are for {UNWATCHED_S:g} s, and no other is locked"
 _EXPIRED: Final = f"no clock keeper for {UNWATCHED_S:g} s: GPUs are at their default clocks until one watches"
@@ -56,7 +58,7 @@ class KeeperLink:
                 socket.send_fds(connection, [b"\0"], [self._ledger.descriptor, self._lock])
                 hung_up = select.poll()
                 hung_up.register(connection, select.POLLIN)  # a keeper sends nothing
-                while not hung_up.poll(1000 * LOOK_S):
+                while not hung_up.poll(1000 * REPORT_S):
                     self._report()
                 self._ledger.watched_for(0.0)
             self._report()

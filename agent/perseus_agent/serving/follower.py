@@ -11,8 +11,9 @@ from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.serving.instance import EngineInstance
 
-SAMPLE_S: Final = 0.1
-"""How often energy and clock are read: windows are ten times as long, and counters tick about as often."""
+SAMPLE_S: Final = 0.09
+"""How often energy and clock are read: beside each look, which comes a little later. Windows are ten times as long, and
+counters tick about as often."""
 
 
 class EngineFollower(Follower):

@@ -21,6 +21,7 @@ from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.rank_budget import RankBudget
 from perseus_agent.clocks.reading_pace import READING_LATE_S, READING_SHARE, ReadingPace
 from perseus_agent.devices.base import EnergyReading, EventReason
+from perseus_core.units import us_from_s
 from perseus_proto.channel import Faults
 
 HELD_US = 600_000_000
@@ -215,6 +216,27 @@ def test_a_reading_of_energy_gives_way_to_a_clock_that_is_due_but_not_for_ever(t
         worker._look_s = now_s + late_s + 0.01  # marks follow one another too closely
         worker._routine(now_s + late_s)
     assert len(readings) == 2
+    rig.channel.close()
+
+
+def test_what_an_engine_s_gpu_has_to_do_by_time_waits_for_the_next_look(tmp_path: Path) -> None:
+    """One turn for all of it; and no look waits for it."""
+    rig = Rig(tmp_path, start=False)
+    worker, readings = rig.worker, []
+    rig.gpu.energy = lambda: readings.append(1)  # type: ignore[assignment, method-assign]
+    rig.follower.sample_s = 0.09
+    rig.follower.look = lambda *_: None  # type: ignore[assignment, method-assign]
+    worker.attach(rig.follower)
+    rig.follower.next_look_us = us_from_s(now_s := time.monotonic() + 60)
+    worker._obey()
+    worker._pace.at_once(now_s - 0.01, beside_looks=True)
+    worker._watch_s = now_s - 0.02
+    worker._plan_routine()
+    assert worker._due_s == worker._look_s == pytest.approx(now_s)
+    worker._pace.read(now_s, now_s + 0.003, 0.0)  # one that takes so long is taken by itself, and gives way to a look
+    worker._pace.at_once(now_s - 0.01, beside_looks=True)
+    worker._plan_routine()
+    assert worker._due_s == now_s - 0.01
     rig.channel.close()
 
 

@@ -127,6 +127,26 @@ def test_a_look_is_due_a_period_after_the_last_decision(bench: Bench) -> None:
     assert bench.instance.next_us == bench.now_us + 100_000
 
 
+def test_engines_without_prompts_are_looked_at_together(bench: Bench) -> None:
+    """At the same moments as all others of the node, again from the end of a boost on, which none of it cuts short."""
+    bench.instance.order(FOLLOW)
+    bench.now_us += 130_000
+    bench.step()
+    assert bench.look() == (900, "Floor")
+    assert bench.instance.next_us == 10_200_000
+    bench.now_us += 40_000
+    bench.step(waiting=1)
+    reasons, looks_us = [bench.look()[1]], [bench.now_us]
+    while reasons[-1] != "Floor":
+        bench.now_us = bench.instance.next_us + 1
+        bench.step()
+        reasons.append(bench.look()[1])
+        looks_us.append(bench.now_us)
+    assert reasons == ["Boost", "Floor"]
+    assert looks_us == [10_170_000, 10_270_001]
+    assert bench.instance.next_us == 10_300_000
+
+
 def test_a_clock_that_is_not_written_counts_as_one_that_is_not_in_force(bench: Bench) -> None:
     bench.instance.order(FOLLOW)
     for _ in range(50):
