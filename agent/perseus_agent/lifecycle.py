@@ -66,6 +66,7 @@ class Server:
             sample_interval_s=s_from_ms(settings.sample_interval_ms),
             watch_interval_s=s_from_ms(settings.watch_interval_ms),
             hang_timeout_s=settings.hang_timeout_s,
+            idle_loss=settings.idle_loss,
         )
         self._settings = settings
         self._devices = devices

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perseus_agent.clocks.idle import IDLE_LOSS
 from perseus_agent.errors import SettingsError
 from perseus_core import keys
 from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
@@ -120,6 +121,13 @@ class Settings(BaseSettings):
         "A GPU whose driver call lasts longer is lost, seconds. A driver that waits for firmware gives up after about "
         "this time.",
         minimum=0.1,
+    )
+    idle_loss: float = setting(
+        IDLE_LOSS,
+        "Share of a wait by which the work after it may begin late. While a rank under a plan waits, without a mark and"
+        " without a kernel, for so long that changing clocks is a smaller share, its GPU runs at its least clock. 0: "
+        "always at the plan's.",
+        minimum=0,
     )
     drain_timeout_s: float = setting(
         10.0,

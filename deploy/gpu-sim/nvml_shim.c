@@ -48,6 +48,10 @@ typedef struct {
   union { uint32_t uiVal; uint64_t ullVal; double dVal; } sampleValue;
 } nvmlSample_t;
 
+typedef struct {
+  unsigned int gpu, memory;
+} nvmlUtilization_t;
+
 /* Calls that hold it follow each other; other programs hold it now and then. */
 typedef struct {
   int64_t free_us, reader_us;
@@ -499,6 +503,13 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t d, unsigned long l
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned int *mw) {
   ENTER(d);
   *mw = (unsigned int)power_mw(g);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *rates) {
+  ENTER(d);
+  rates->gpu = busy(g) ? 100 : 0;
+  rates->memory = 0;
   return leave(SUCCESS);
 }
 

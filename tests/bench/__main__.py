@@ -23,6 +23,7 @@ MODULES = (
     "tests.bench.calibration",
     "tests.bench.stragglers",
     "tests.bench.steps",
+    "tests.bench.idle",
     "tests.bench.serving",
     "tests.bench.serving_node",
     "tests.bench.serving_kills",

@@ -49,6 +49,8 @@ class RecordingGpu:
     has_energy: bool = True
     reads_mhz: int | None = None
     """What is read back instead of the truth."""
+    working: bool | None = None
+    """Whether its driver says that a kernel runs; None: it does not say."""
     locked_mhz: int | None = None
     calls: list[Call] = field(default_factory=list)
     energy_mj: float = 0.0
@@ -85,6 +87,11 @@ class RecordingGpu:
 
     def event_reasons(self) -> EventReason:
         return self.reasons
+
+    def busy(self) -> bool | None:
+        if self.fault is not None:
+            raise self.fault
+        return self.working
 
     def close(self) -> None:
         """Nothing is held."""

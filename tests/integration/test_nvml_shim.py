@@ -356,6 +356,15 @@ def test_event_reasons_keep_what_means_something_and_fall_back_on_old_drivers(
     assert devices.devices[0].event_reasons() == expected
 
 
+def test_a_gpu_is_busy_while_a_kernel_runs_and_an_old_one_does_not_say(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu, other = devices.devices
+    shim.set(0, busy_permille=1)
+    shim.set(1, busy_permille=0)
+    assert (gpu.busy(), other.busy()) == (True, False)
+    shim.inject("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_NOT_SUPPORTED, gpu=1)
+    assert (gpu.busy(), other.busy()) == (True, None)
+
+
 def test_power_falls_back_where_there_is_no_instantaneous_field(devices: nvml.NvmlDevices, shim: Shim) -> None:
     shim.inject("nvmlDeviceGetFieldValues", pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert devices.devices[0].power_mw() == 400_000

@@ -27,6 +27,7 @@ from perseus_agent.clocks.commands import Commands
 from perseus_agent.clocks.follower import Follower
 from perseus_agent.clocks.governor import Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind, Slowdowns
+from perseus_agent.clocks.idle import IDLE_LOSS, IdleWatch
 from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.lost_gpu import LostGpu
@@ -52,6 +53,7 @@ class WorkerLimits:
     sample_interval_s: float = 0.05
     watch_interval_s: float = 0.5
     hang_timeout_s: float = 45.0
+    idle_loss: float = IDLE_LOSS
 
 
 class GpuWorker:
@@ -75,12 +77,11 @@ class GpuWorker:
         self.clock_mhz: int | None = None
         self.power_mw: int | None = None
         self.follower: Follower | None = None
-        self._publish = publish
-        self._limits = limits
+        self._publish, self._limits = publish, limits
         self._job_uid = ""
         self._slowdowns = Slowdowns()
-        self._budget = RankBudget()
-        self._backlog = Backlog(self._reports)
+        self._budget, self._backlog = RankBudget(), Backlog(self._reports)
+        self.idle = IdleWatch(device, limits.idle_loss)
         self._pump_s: float | None = None
         self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
         self._watch_s = self._due_s = time.monotonic()

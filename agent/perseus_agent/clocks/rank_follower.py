@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_agent.clocks.follower import Finished, Follower
+from perseus_agent.clocks.idle import IdleWatch
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import RankProcess
@@ -58,9 +59,11 @@ class RankFollower(Follower):
         *,
         machine_clock: bool = False,
         own_time: bool = False,
+        idle: IdleWatch | None = None,
     ) -> None:
         """``machine_clock``: times of the rank are of the machine's clock; otherwise every mark of the wake map rings,
-        and means that the GPU is there. ``own_time``: as in the rank's hello."""
+        and means that the GPU is there. ``own_time``: as in the rank's hello. ``idle``: of its GPU; None: long waits
+        have the plan's clock, as they have where times are not of the machine's clock."""
         self.rank = rank
         self.channel = channel
         self.machine_clock = machine_clock
@@ -82,6 +85,7 @@ class RankFollower(Follower):
         self._chunks = tuple(instruction.chunk for instruction in schedule)
         self._count = len(schedule)
         self._timetable = Timetable(self._count, self._plan_in)
+        self._idle = idle if machine_clock else None
         self._silent = False
         self._asked_mhz: int | None = None
         self._plan: StagePlan | None = None
@@ -134,7 +138,6 @@ class RankFollower(Follower):
         if self.channel.asks_default_clocks():
             plan = None
         control, mhz = (None, None) if plan is None else self._choose(plan, now_us, lead)
-        self._asked_mhz = mhz
         mark = self._marks.get(self.iteration or 0)
         if mark is not None and plan is not None:
             mark.control = control
@@ -144,6 +147,12 @@ class RankFollower(Follower):
             self.channel.skip_rings_from(1 if silent else 0)
             if not silent:  # a mark may not have rung, because of what the channel held when it was made
                 self.next_look_us = now_us + AGAIN_US
+        idle = self._idle
+        if idle is not None:
+            if idle.low or now_us >= idle.look_us:
+                mhz = idle.clock(mhz, self.channel.position(), now_us, lead)
+            self.next_look_us = min(self.next_look_us or idle.look_us, idle.look_us or self.next_look_us)
+        self._asked_mhz = mhz
         return mhz
 
     def _choose(self, plan: StagePlan, now_us: int, lead: Lead) -> tuple[ClockControl, int | None]:
@@ -266,6 +275,8 @@ class RankFollower(Follower):
         memory stays: the session owns it."""
         self.channel.set_wake_map(bytes(self._count))
         self.channel.skip_rings_from(0)
+        if self._idle is not None:
+            self._idle.stop(now_us or 0)
         finished: list[Finished] = []
         for _ in range(LEAVE_PARTS if self._count <= LEAVE_INSTRUCTIONS else 0):
             part, more = self.collect_part(writes, now_us)

@@ -172,6 +172,21 @@ class TellsPowerPolicy(Protocol):
         """
 
 
+@runtime_checkable
+class SaysWhetherBusy(Protocol):
+    """A device whose driver says whether it computes; without it long waits run at the plan's clock."""
+
+    def busy(self) -> bool | None:
+        """Read whether a kernel ran in the driver's last sample, which lasts up to a second.
+
+        Returns:
+            Whether one did, also one that only waits for another GPU; None: the driver does not say.
+
+        Raises:
+            DeviceError: the driver refused.
+        """
+
+
 class DeviceSet(Protocol):
     """The node's GPUs and the library behind them."""
 

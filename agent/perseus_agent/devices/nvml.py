@@ -85,10 +85,7 @@ REASONS: Final[Mapping[int, EventReason]] = {
     0x200: EventReason.BOARD_LIMIT,
     0x400: EventReason.RELIABILITY,
 }
-"""Clock event reasons by NVML's bit.
-
-Left out: application clocks and display clocks, which do not show a locked clock.
-"""
+"""Clock event reasons by NVML's bit. Left out: application and display clocks, which do not show a locked clock."""
 
 _PROFILE: Final = "NVML_POWER_PROFILE_"
 PROFILES: Final[Mapping[int, str]] = {
@@ -261,6 +258,10 @@ class NvmlDevice:
     def compute_processes(self) -> int | None:
         processes = self._optional("compute processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
         return None if processes is None else len(processes)
+
+    def busy(self) -> bool | None:
+        rates = self._optional("utilization", pynvml.nvmlDeviceGetUtilizationRates)
+        return None if rates is None else rates.gpu > 0
 
     def close(self) -> None:
         """The library owns the handle."""

@@ -163,6 +163,7 @@ class TrainingSession(Session):
             lease.plans,
             machine_clock=self.hello.timing is not Timing.FOREIGN,
             own_time=self.hello.own_time,
+            idle=worker.idle,
         )
         self.job_uid, self.seats = lease.job_uid, (Seat(worker, self._follower),)
 

@@ -110,6 +110,9 @@ SERIES: Final = (
         "Longest time by which a host was ahead of its GPU in the last iteration; absent: not known.",
         _NODE,
     ),
+    Series("perseus_agent_idle_clock_seconds_total", "counter", "Long waits of ranks at a GPU's least clock.", _NODE),
+    Series("perseus_agent_idle_late_seconds_total", "counter", "Work after them at that clock, at most.", _NODE),
+    Series("perseus_agent_idle_saved_joules_total", "counter", "What GPUs drew less in them than before.", _NODE),
     Series("perseus_agent_lease_expiries_total", "counter", "Leases that ran out.", _NODE),
     Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
     Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
@@ -264,6 +267,10 @@ class NodeCollector(Collector):
         leads_s = [lead_s for worker in workers if (lead_s := worker.lead_s) is not None]
         if leads_s:
             yield "perseus_agent_mark_lead_seconds", (), max(leads_s)
+        waits = [worker.idle for worker in workers]
+        yield "perseus_agent_idle_clock_seconds_total", (), s_from_us(sum(each.low_us for each in waits))
+        yield "perseus_agent_idle_late_seconds_total", (), s_from_us(sum(each.late_us for each in waits))
+        yield "perseus_agent_idle_saved_joules_total", (), j_from_mj(sum(each.saved_mj for each in waits))
         yield "perseus_agent_lease_expiries_total", (), self._node.leases.expiries
         yield "perseus_agent_refused_peers_total", (), self._node.refusals
         yield "perseus_agent_telemetry_dropped_events_total", (), self._hub.dropped

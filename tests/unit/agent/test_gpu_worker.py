@@ -11,18 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.recording_node import wait_for
-from tests.unit.agent.conftest import CLOCKS, PLANS, Rig
+from tests.doubles.recording_trainer import schedule_of
+from tests.unit.agent.conftest import CLOCKS, PLANS, RANK, Rig
 
 from perseus_agent.clocks import governor as governor_module
 from perseus_agent.clocks import gpu_worker
 from perseus_agent.clocks.call_queue import CallQueue, CallTurns
 from perseus_agent.clocks.gpu_notices import GpuNoticeKind
+from perseus_agent.clocks.idle import IdleWatch
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.rank_budget import RankBudget
+from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.reading_pace import READING_LATE_S, READING_SHARE, ReadingPace
 from perseus_agent.devices.base import EnergyReading, EventReason
 from perseus_core.units import us_from_s
 from perseus_proto.channel import Faults
+from perseus_proto.hello import make_schedule
 
 HELD_US = 600_000_000
 """A turn that does not end within the test."""
@@ -89,6 +93,24 @@ def test_the_worker_looks_when_the_follower_wants_it_without_a_ring(rig: Rig, mo
     monkeypatch.undo()
     rig.worker.detach(rig.follower, "gone").result(60)
     assert rig.worker._look_s == 0
+
+
+def test_a_gpu_that_waits_for_long_is_at_its_least_clock_until_its_rank_rings(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, start=False)
+    rig.gpu.working, schedule = False, make_schedule(schedule_of(len(CLOCKS)))
+    rig.worker.idle = idle = IdleWatch(rig.gpu, 1e6)  # no wait is too short
+    follower = RankFollower(RANK, schedule, rig.channel, rig.plans, machine_clock=True, idle=idle)
+    rig.worker.start()
+    rig.worker.attach(follower).result(60)
+    rig.rank.step_begin(0, time.monotonic_ns() // 1000)
+    wait_for(lambda: rig.gpu.locked_mhz == min(rig.gpu.clocks_mhz), "the least clock")
+    rig.rank.step_end(0, time.monotonic_ns() // 1000)
+    rig.rank.step_begin(1, time.monotonic_ns() // 1000)
+    wait_for(lambda: rig.gpu.locked_mhz == max(CLOCKS), "the plan's clock")
+    assert rig.written[:3] == [max(CLOCKS), min(rig.gpu.clocks_mhz), max(CLOCKS)]
+    assert rig.worker.detach(follower, "gone").result(60)
+    rig.worker.stop("over").result(60)
+    rig.channel.close()
 
 
 def test_a_gpu_whose_turn_comes_sends_its_newest_target(tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_every_described_series_can_appear(tmp_path: Path) -> None:
     assert found == {series.name for series in (*SERIES, *GPU_SERIES)} - waiting
 
 
+def test_waits_at_the_least_clock_and_their_price_are_added_up(bench: Bench) -> None:
+    for worker, seconds in zip(bench.node.workers.values(), (90, 30), strict=True):
+        idle = worker.idle
+        idle.low_us, idle.late_us, idle.saved_mj = seconds * 1_000_000, seconds * 5_000, seconds * 60_000
+    assert bench.value("perseus_agent_idle_clock_seconds_total") == 120
+    assert bench.value("perseus_agent_idle_late_seconds_total") == pytest.approx(0.6)
+    assert bench.value("perseus_agent_idle_saved_joules_total") == 7_200
+
+
 def test_extremes_and_mean_are_of_the_jobs_gpus_that_answer(bench: Bench) -> None:
     bench.lease()
     bench.node._lease_clocks.ask_kubelet()

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from tests.doubles.recording_gpu import CLOCKS_MHZ, RecordingGpu
 from tests.doubles.recording_node import plan_set_of
 from tests.doubles.recording_trainer import schedule_of
 
+from perseus_agent.clocks.idle import IDLE_LOSS, MARK_LOOK_US, IdleWatch
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import Finished, RankFollower
@@ -35,8 +37,8 @@ LATE_US = 3_000
 class Flight:
     """A rank with its GPU, and a follower that looks when it is rung and when it wants to."""
 
-    def __init__(self, source: MarkSource) -> None:
-        self.source = source
+    def __init__(self, source: MarkSource, *, idle: bool = False) -> None:
+        self.source, self.gpu = source, RecordingGpu("GPU-0", working=False)
         self.plans = JobPlans()
         self.plans.push(PLANS)
         self.plans.select(PLANS.plan_id, {0: 0}, 0, {})
@@ -44,7 +46,12 @@ class Flight:
         self.rank = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), COUNT)
         self.rank.source = source
         self.follower = RankFollower(
-            RANK, make_schedule(schedule_of(COUNT)), self.channel, self.plans, machine_clock=True
+            RANK,
+            make_schedule(schedule_of(COUNT)),
+            self.channel,
+            self.plans,
+            machine_clock=True,
+            idle=IdleWatch(self.gpu, IDLE_LOSS) if idle else None,
         )
         self.now_us = 1_000_000
         self.asked: list[tuple[int, int | None]] = []
@@ -58,7 +65,7 @@ class Flight:
         return self.source in (MarkSource.EVENTS, MarkSource.GPU)
 
     def look(self) -> None:
-        mhz = self.follower.look(0, self.now_us, LEAD)
+        mhz = self.gpu.locked_mhz = self.follower.look(0, self.now_us, LEAD)
         if not self.asked or self.asked[-1][1] != mhz:
             self.asked.append((self.now_us, mhz))
         if self.follower.due:
@@ -256,3 +263,17 @@ def test_nonsense_in_the_memory_is_survived(flight: Flight) -> None:
         flight.follower.collect(0)
         assert wanted in (None, *POINT_0)
     words.release()
+
+
+@pytest.mark.parametrize("source", list(MarkSource))
+def test_a_long_wait_between_iterations_is_at_the_least_clock(source: MarkSource) -> None:
+    flight = Flight(source, idle=True)
+    flight.iterate(6)
+    assert flight.asked[-1][1] != CLOCKS_MHZ[0]
+    flight.until(flight.now_us + 60_000_000)
+    assert flight.asked[-1][1] == CLOCKS_MHZ[0]
+    begin_us = flight.now_us
+    flight.iterate()
+    back_us = next(at_us for at_us, mhz in flight.asked if at_us >= begin_us and mhz != CLOCKS_MHZ[0])
+    assert back_us - begin_us <= MARK_LOOK_US
+    flight.channel.close()
