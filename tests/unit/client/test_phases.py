@@ -1,15 +1,18 @@
-"""``Phases``: what counts as a phase and as an iteration; and TRL's trainers, whose functions are wrapped."""
+"""``Phases``: what counts as a phase and as an iteration; and TRL's trainers and verl's workers, whose functions are
+wrapped."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import perseus_client
-from perseus_client import trl
+from perseus_client import trl, verl
 from perseus_client.framework import Attachment
 from perseus_client.session import Session
 from perseus_core.keys import ENV_SOCKET
@@ -188,4 +191,96 @@ def test_another_trainer_is_refused_and_left_alone(calls: list[str], caplog: pyt
     assert isinstance(attachment, Attachment)
     assert not attachment.active
     assert "no SimpleNamespace._generate" in caplog.text
+    assert calls == []
+
+
+class Worker:
+    """As much of verl's ActorRolloutRefWorker as is wrapped."""
+
+    calls: list[str]
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+
+    async def update_weights(self, global_steps: int) -> None:
+        self.calls.append("weights")
+
+    def compute_log_prob(self, data: object) -> None:
+        self.calls.append("log")
+
+    def compute_ref_log_prob(self, data: object) -> None:
+        self.calls.append("ref")
+
+    def update_actor(self, data: object) -> None:
+        self.calls.append("update")
+
+
+Step = Callable[[Worker], None]
+
+
+@pytest.fixture
+def hybrid(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Worker]]:
+    own = type("ActorRolloutRefWorker", (Worker,), {"calls": calls})
+    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))  # type: ignore[arg-type]
+    engine = SimpleNamespace(ActorRolloutRefWorker=own)
+    monkeypatch.setitem(sys.modules, "verl.workers.engine_workers", engine)  # type: ignore[arg-type]
+    monkeypatch.setenv(ENV_SOCKET, "/agent")
+    attachment = verl.attach()
+    assert attachment.active
+    yield own
+    attachment.detach()
+    del calls[:]
+    own("actor_rollout").update_actor(None)
+    assert calls == ["update"]
+
+
+def in_turn(*names: str) -> Step:
+    def step(worker: Worker) -> None:
+        asyncio.run(worker.update_weights(global_steps=1))
+        for name in names:
+            getattr(worker, name)(None)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "work"),
+    [
+        (in_turn("compute_log_prob", "compute_ref_log_prob", "update_actor"), ["log", "ref", "update"]),
+        (in_turn("compute_ref_log_prob", "update_actor"), ["ref", "update"]),
+        (in_turn("update_actor"), ["update"]),
+    ],
+)
+def test_a_hybrid_worker_has_two_phases_whatever_is_computed(
+    calls: list[str], hybrid: type[Worker], step: Step, work: list[str]
+) -> None:
+    worker = hybrid("actor_rollout_ref")
+    for _ in range(2):
+        step(worker)
+    declared = f"connect {RankId(3, 0, 0)} [('step', 0, 0), ('step', 0, 1)] {{}}"
+    assert calls == [declared, *["[", "0<", "weights", ">", "1<", *work, ">", "]"] * 2]
+
+
+def test_an_evaluation_between_two_steps_makes_no_iteration(calls: list[str], hybrid: type[Worker]) -> None:
+    worker, step = hybrid("actor_rollout_ref"), in_turn("update_actor")
+    step(worker)
+    asyncio.run(worker.update_weights(global_steps=1))
+    step(worker)
+    one = ["[", "0<", "weights", ">", "1<", "update", ">", "]"]
+    assert calls[1:] == [*one, "[", "0<", "weights", ">", "]", *one], "the agent drops one without all phases"
+
+
+def test_a_worker_without_an_engine_is_not_followed(calls: list[str], hybrid: type[Worker]) -> None:
+    in_turn("compute_log_prob", "update_actor")(hybrid("actor"))
+    assert calls == ["weights", "log", "update"]
+
+
+@pytest.mark.usefixtures("hybrid")
+def test_a_verl_of_other_workers_is_refused(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = SimpleNamespace(ActorRolloutRefWorker=SimpleNamespace(update_weights=None))
+    monkeypatch.setitem(sys.modules, "verl.workers.engine_workers", other)  # type: ignore[arg-type]
+    assert not verl.attach().active
+    assert "compute_log_prob" in caplog.text
     assert calls == []
