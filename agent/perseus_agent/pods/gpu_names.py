@@ -26,6 +26,10 @@ class Undrivable(enum.Enum):
 
     MIG = "a MIG instance: clocks belong to the whole GPU"
     SHARED = "shared with other pods by time-slicing or MPS"
+    SEVERAL = (
+        "held by several pods at once, as by one ResourceClaim: which of them computes now, nothing on the node says; "
+        "it stays at its default clocks"
+    )
     UNRESOLVED = "its name does not say which GPU it is"
     AMBIGUOUS = (
         "one GPU to versions of NVIDIA's DRA driver before 25.8, which count by NVML's index, and another to those "

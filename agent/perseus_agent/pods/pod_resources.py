@@ -168,7 +168,7 @@ def _allocations(
     allocations = {}
     for key, devices in held.items():
         undrivable = {
-            device: verdict if isinstance(verdict, Undrivable) else Undrivable.SHARED
+            device: verdict if isinstance(verdict, Undrivable) else Undrivable.SEVERAL
             for device, verdict in devices.items()
             if isinstance(verdict, Undrivable) or holders[verdict] > 1
         }

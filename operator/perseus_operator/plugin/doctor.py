@@ -104,7 +104,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.WAITING_FOR_FRONTIER: "see the plans' step",
     Reason.WAITING_FOR_AGENTS: "see the agents' step",
     Reason.WAITING_FOR_RANKS: "call perseus_client in the training code, and mount the agent's socket",
-    Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command",
+    Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command, or make a PerseusJob without it",
     Reason.MEASURING_BASELINE: "wait for some iterations, or set spec.baselineIterations: 0",
     Reason.PROFILE_MISMATCH: "name a profile of these GPUs in spec.profile.profileRef, or leave it out to measure one",
     Reason.CANARY: "wait for some iterations",

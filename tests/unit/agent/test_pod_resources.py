@@ -188,8 +188,8 @@ def test_a_gpu_passed_through_to_a_virtual_machine_is_not_driven(kubelet: Kubele
 
 def test_a_gpu_of_two_pods_is_neithers(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0], GPU[1]]}), pod("b", {"nvidia.com/gpu": [GPU[0]]})]
-    assert resources.allocation("training", "a") == Allocation((GPU[1],), {GPU[0]: Undrivable.SHARED})
-    assert resources.allocation("training", "b") == Allocation((), {GPU[0]: Undrivable.SHARED})
+    assert resources.allocation("training", "a") == Allocation((GPU[1],), {GPU[0]: Undrivable.SEVERAL})
+    assert resources.allocation("training", "b") == Allocation((), {GPU[0]: Undrivable.SEVERAL})
 
 
 def test_devices_of_dynamic_resource_allocation(kubelet: Kubelet, resources: PodResources) -> None:
@@ -205,7 +205,7 @@ def test_devices_of_dynamic_resource_allocation(kubelet: Kubelet, resources: Pod
     for name, device, reason in (
         ("unknown", "node-1/gpu-7", Undrivable.UNRESOLVED),
         ("part", "node-1/gpu-0-mig-1g5gb-19-4", Undrivable.MIG),
-        ("shared-1", "node-1/gpu-0", Undrivable.SHARED),
+        ("shared-1", "node-1/gpu-0", Undrivable.SEVERAL),
     ):
         assert resources.allocation("training", name) == Allocation((), {device: reason})
 
@@ -263,8 +263,8 @@ def test_what_is_published_shows_that_two_pods_share_a_gpu(path: Path, kubelet: 
     resources = PodResources(str(path), names=names_of((0, 1), (1, 0)), clock_s=clock)
     kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[1]]}), pod("b", claims=[("gpu.nvidia.com", "gpu-0")])]
     published = {"node-1/gpu-0": GPU[1]}
-    assert resources.allocation("training", "a", published) == Allocation((), {GPU[1]: Undrivable.SHARED})
-    assert resources.allocation("training", "b", published) == Allocation((), {"node-1/gpu-0": Undrivable.SHARED})
+    assert resources.allocation("training", "a", published) == Allocation((), {GPU[1]: Undrivable.SEVERAL})
+    assert resources.allocation("training", "b", published) == Allocation((), {"node-1/gpu-0": Undrivable.SEVERAL})
     resources.close()
 
 
@@ -314,8 +314,8 @@ def test_a_kubelet_that_restarts_costs_a_new_lease_its_gpu_and_never_means_anoth
 
 def test_a_gpu_under_two_names_is_shared(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0]]}), pod("b", claims=[("gpu.nvidia.com", "gpu-0")])]
-    assert resources.allocation("training", "a") == Allocation((), {GPU[0]: Undrivable.SHARED})
-    assert resources.allocation("training", "b") == Allocation((), {"node-1/gpu-0": Undrivable.SHARED})
+    assert resources.allocation("training", "a") == Allocation((), {GPU[0]: Undrivable.SEVERAL})
+    assert resources.allocation("training", "b") == Allocation((), {"node-1/gpu-0": Undrivable.SEVERAL})
 
 
 def test_many_questions_are_one_call(kubelet: Kubelet, resources: PodResources, clock: Clock) -> None:
