@@ -29,6 +29,7 @@ MODULES = (
     "tests.bench.serving_kills",
     "tests.bench.serving_interval",
     "tests.bench.serving_pool",
+    "tests.bench.serving_router",
     "tests.bench.serving_vllm",
     "tests.bench.control_grid",
     "tests.bench.control_causes",

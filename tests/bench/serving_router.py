@@ -1,17 +1,20 @@
 """What a router that predicts answers wrongly does to two pools that are split by the length of answers.
 
-``python -m tests.bench.serving_router`` prints the table of docs/serving-replicas.md. Requests are drawn from a trace
-of Azure's and served by simulated engines with the agent's law; a wrong prediction sends a request to the other pool.
+Requests are drawn from a trace of Azure's and served by simulated engines with the agent's law; a wrong prediction
+sends a request to the other pool. Replicas are the planner's: for what comes to each pool, which the advice of each
+counts, or for a router that is never wrong, which a plan from lengths alone assumes.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
-from tests.bench.serving_pool import DATA, LIMITS, OBJECTIVE
+from tests.bench.serving_pool import DATA, LIMITS, OBJECTIVE, figure
 
 from perseus_core.lengths import length_of
 from perseus_sim.gpus.model import MODELS
@@ -26,10 +29,26 @@ from perseus_sim.serving.traces import read_trace
 from perseus_solver.serving.planner import PlanRequest, PoolLoad, ReplicaModel, RequestClass, Variant, plan
 from perseus_solver.serving.planner.split import OUTPUT_ENDS, level_of
 
+STORE: Final = Path("out/serving/router.json")
 WRONG: Final = (0.0, 0.1, 0.25, 0.5)
 RATE: Final = 30.0
-SECONDS: Final = 60.0
+SECONDS: Final = 240.0
 HEADROOM: Final = 1.25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the requests of a trace.
+
+    Attributes:
+        replicas: of each pool.
+        kw: mean, of all pools.
+        attainment_percent: of all requests.
+    """
+
+    replicas: tuple[int, ...]
+    kw: float
+    attainment_percent: float
 
 
 def arrivals(trace: str, seed: int) -> list[Request]:
@@ -64,39 +83,51 @@ def replicas_for(requests: Sequence[Request], machine: Machine) -> int:
     return plan(PlanRequest((pool,), 3_600.0, spare=0)).choices["pool"][0].replicas
 
 
-def served(pools: Sequence[Sequence[Request]], replicas: Sequence[int], machine: Machine) -> tuple[float, float]:
-    """Mean kW of all pools, and the per cent of all requests that kept the objective."""
-    driver, watts, kept, ended = next(iter(MODELS.values())).driver, 0.0, 0.0, 0
+def served(pools: Sequence[Sequence[Request]], replicas: Sequence[int], machine: Machine) -> Outcome:
+    """Serve each pool's requests by its replicas."""
+    driver, watts, kept, ended = MODELS["h100"].driver, 0.0, 0.0, 0
     for requests, count in zip(pools, replicas, strict=True):
         table = complete_table(machine, OBJECTIVE, mean_prompt_tokens(requests), driver.latency.p50_s)
-        done = run(Setting(machine, driver, count, 1), requests, lambda _, table=table: Law(table, OBJECTIVE, machine))  # type: ignore[misc]
+
+        def law(_: int, table: Any = table) -> Law:
+            return Law(table, OBJECTIVE, machine)
+
+        done = run(Setting(machine, driver, count, 1), requests, law, tail_s=0.0)
         watts += done.joules / done.seconds
         kept += attainment(done.served, OBJECTIVE, machine).percent * len(done.served)
         ended += len(done.served)
-    return watts / 1_000.0, kept / ended
+    return Outcome(tuple(replicas), watts / 1_000.0, kept / ended)
 
 
-def main() -> None:
-    """Print the table."""
+def outcomes(trace: str) -> dict[str, Any]:
+    """Outcomes of one pool, and by how often the router is wrong."""
     machine = Machine("h100", "llama-3.1-70b", 4)
-    known, right = "replicas for what comes", "replicas for a router that is right"
-    print(f"| trace | wrong | {known} | power | attainment | {right} | power | attainment |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
-    for trace in ("conv", "code"):
-        requests = arrivals(trace, 1)
-        count = replicas_for(requests, machine)
-        kw, percent = served([requests], [count], machine)
-        print(f"| `{trace}` | one pool | {count} | {kw:.2f} kW | {percent:.2f} % | | | |", flush=True)
-        planned = [replicas_for(pool, machine) for pool in routed(requests, 0.0, 2)]
-        for wrong in WRONG:
-            pools = routed(requests, wrong, 2)
-            row = [f"`{trace}`", f"{100 * wrong:.0f} %"]
-            seen = [replicas_for(pool, machine) for pool in pools]
-            for counts in (seen, planned):
-                kw, percent = served(pools, counts, machine)
-                row += [" + ".join(map(str, counts)), f"{kw:.2f} kW", f"{percent:.2f} %"]
-            print(f"| {' | '.join(row)} |", flush=True)
+    requests = arrivals(trace, 1)
+    right = [replicas_for(pool, machine) for pool in routed(requests, 0.0, 2)]
+    found: dict[str, Any] = {"one": asdict(served([requests], [replicas_for(requests, machine)], machine))}
+    for wrong in WRONG:
+        pools = routed(requests, wrong, 2)
+        comes = [replicas_for(pool, machine) for pool in pools]
+        found[f"{100 * wrong:.0f}"] = {
+            "comes": asdict(served(pools, comes, machine)),
+            "right": asdict(served(pools, right, machine)),
+        }
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def figures() -> dict[str, Any]:
+    """Serve both traces, store what came of it, and return energies over one pool and the least attainment."""
+    kept = {trace: outcomes(trace) for trace in ("conv", "code")}
+    STORE.parent.mkdir(parents=True, exist_ok=True)
+    STORE.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    found = {}
+    for wrong in (f"{100 * share:.0f}" for share in WRONG):
+        over = max(100.0 * (one[wrong]["comes"]["kw"] / one["one"]["kw"] - 1.0) for one in kept.values())
+        found[f"serving_router_{wrong}_wrong_energy_percent"] = figure(over, "%")
+        for replicas in ("comes", "right"):
+            least = min(one[wrong][replicas]["attainment_percent"] for one in kept.values())
+            found[f"serving_router_{wrong}_wrong_attainment_percent_{replicas}"] = figure(least, "%")
+    return found
+
+
+FIGURES: Final = {"serving_router": lambda: figures() if DATA.is_dir() else {}}
