@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perseus_core import keys
@@ -74,6 +74,12 @@ class LiveEngines:
         """Send a signal to a replica's process: SIGKILL for a crash, SIGSTOP for a hang, SIGUSR1 for its burst."""
         self.children[pod].signal(number)
 
+    def end(self, pod: str) -> None:
+        """End a replica, as a deleted pod would, and leave its GPUs to others. What it has done stays known."""
+        self.children[pod].stop()
+        self.node.kubelet.remove(self.pods[pod].uid)
+        self.node.allocated -= set(self.pods[pod].gpu_uuids)
+
     def stop(self) -> None:
         """End all replicas, as deleted pods would."""
         for child in self.children.values():
@@ -92,6 +98,7 @@ def start_engines(
     namespace: str = "default",
     burst: Sequence[Request] = (),
     labels: Mapping[str, str] | None = None,
+    kv_role: str = "",
 ) -> LiveEngines:
     """Start the replicas of a pool: one pod and one process for each.
 
@@ -106,6 +113,7 @@ def start_engines(
         namespace: of the pods.
         burst: requests that come to a replica with SIGUSR1.
         labels: further labels of the pods.
+        kv_role: what they do of each request, as of ``EngineSpec``.
 
     Raises:
         ValueError: the node has too few free GPUs.
@@ -113,33 +121,67 @@ def start_engines(
     free = [one for one in node.gpus if one.spec.uuid not in node.allocated]
     if len(free) < len(requests) * gpus_each:
         raise ValueError(f"{node.name} has {len(free)} free GPUs, {name} needs {len(requests) * gpus_each}")
-    folder = cluster.folder / name
-    folder.mkdir()
     engines = LiveEngines(name, node, {}, {}, {}, {})
     for replica, load in enumerate(requests):
-        pod_name = f"{name}-{replica}"
-        gpus = free[replica * gpus_each : (replica + 1) * gpus_each]
-        node.allocated |= {one.spec.uuid for one in gpus}
-        trace, results = folder / f"{replica}.csv", folder / f"{replica}.json"
-        write_trace(trace, load)
-        bursts = folder / f"{replica}.burst.csv" if burst else None
-        if bursts is not None:
-            write_trace(bursts, burst)
-        files = tuple(str(one.path) for one in gpus)
-        spec = EngineSpec(files, gpu, model, str(trace), str(results), burst=str(bursts or ""))
+        pod = f"{name}-{replica}"
         pod_labels = {"app": name, keys.LABEL_JOB: name, **(labels or {})}
-        uid = cluster.run_pod(namespace, pod_name, node.name, pod_labels, [])
-        pod = AdmittedPod(uid, namespace, pod_name, tuple(one.spec.uuid for one in gpus))
-        node.kubelet.admit(pod)
-        child = cluster.processes.start(
-            pod_name,
-            [
-                *(sys.executable, "-m", "perseus_sim.serving.engine_process"),
-                str(spec.write(folder / f"{replica}.spec.json")),
-            ],
-            environment={keys.ENV_SOCKET: str(node.socket)},
+        uid = cluster.run_pod(namespace, pod, node.name, pod_labels, [])
+        engine = EngineSpec((), gpu, model, kv_role=kv_role)
+        start_engine(
+            cluster,
+            engines,
+            pod,
+            uid=uid,
+            requests=load,
+            engine=engine,
+            gpus_each=gpus_each,
+            namespace=namespace,
+            burst=burst,
         )
-        node.kubelet.place([child.pid], uid)
-        engines.pods[pod_name], engines.children[pod_name] = pod, child
-        engines.gpus[pod_name], engines.files[pod_name] = gpus, results
     return engines
+
+
+def start_engine(
+    cluster: SimulatedCluster,
+    engines: LiveEngines,
+    pod: str,
+    *,
+    uid: str,
+    engine: EngineSpec,
+    requests: Sequence[Request] = (),
+    gpus_each: int = 1,
+    namespace: str = "default",
+    burst: Sequence[Request] = (),
+) -> None:
+    """Start the process of a pod that there is, on free GPUs of the node.
+
+    Args:
+        cluster: must be running.
+        engines: of the pool.
+        pod: its name.
+        uid: its UID.
+        engine: what it is; its GPUs and its files are those of the pod.
+        requests: its own.
+        gpus_each: that it gets.
+        namespace: of the pod.
+        burst: requests that come with SIGUSR1.
+    """
+    node = engines.node
+    gpus = [one for one in node.gpus if one.spec.uuid not in node.allocated][:gpus_each]
+    node.allocated |= {one.spec.uuid for one in gpus}
+    folder = cluster.folder / engines.name
+    folder.mkdir(exist_ok=True)
+    trace, results, bursts = (folder / f"{pod}.{end}" for end in ("csv", "json", "burst.csv"))
+    given = {}
+    for field, path, load in (("trace", trace, requests), ("burst", bursts, burst)):
+        if load:
+            write_trace(path, load)
+            given[field] = str(path)
+    spec = replace(engine, gpus=tuple(str(one.path) for one in gpus), results=str(results), **given)
+    admitted = AdmittedPod(uid, namespace, pod, tuple(one.spec.uuid for one in gpus))
+    node.kubelet.admit(admitted)
+    command = [sys.executable, "-m", "perseus_sim.serving.engine_process", str(spec.write(folder / f"{pod}.spec.json"))]
+    child = cluster.processes.start(pod, command, environment={keys.ENV_SOCKET: str(node.socket)})
+    node.kubelet.place([child.pid], uid)
+    engines.pods[pod], engines.children[pod] = admitted, child
+    engines.gpus[pod], engines.files[pod] = gpus, results

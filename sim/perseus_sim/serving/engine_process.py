@@ -1,9 +1,10 @@
 """A serving engine as a process on simulated GPUs, in real time: ``python -m perseus_sim.serving.engine_process SPEC``
 on this machine, ``python -m perseus_sim.serving.pod_engine`` in a pod.
 
-It serves requests at the clocks that are in effect on its GPUs, shows the metrics page of vLLM, and tells its node's
-agent after each step what it does, as vLLM does through the plugin: by the production client, if PERSEUS_SOCKET names a
-socket. What became of the requests it says itself, so that no figure of tests and demo comes from the agent.
+It serves requests, its own and those of a router, at the clocks that are in effect on its GPUs, shows the metrics page
+of vLLM, and reports to its node's agent after each step what it does, as vLLM does through the plugin: by the
+production client, if PERSEUS_SOCKET names a socket. What became of the requests it says itself, so that no figure of
+tests and demo comes from the agent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,8 @@ _TICK_S: Final = 0.002
 _REPORT_S: Final = 0.5
 VERSION: Final = "0.32.0"
 """Of vLLM, whose page it shows."""
+PRODUCER: Final = "kv_producer"
+CONSUMER: Final = "kv_consumer"
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,22 @@ class EngineSpec:
         gpus: files of the simulated GPUs that it has.
         gpu: the kind of GPU, one of ``machine.GPUS``.
         model: one of ``machine.MODELS``.
-        trace: of its requests.
+        trace: of its own requests; empty: it has none.
         results: file to which what became of them is written, one JSON object.
-        metrics_address: host:port of its metrics page; empty: it has none.
+        metrics_address: host:port of its metrics page, and for requests of a router; empty: it has none.
         burst: a trace of which all requests come with SIGUSR1; empty: there is none.
+        kv_role: ``kv_producer``: it computes prompts alone, ``kv_consumer``: it generates tokens after the first alone,
+            as of vLLM's KV connectors; empty: both.
     """
 
     gpus: tuple[str, ...]
     gpu: str
     model: str
-    trace: str
-    results: str
+    trace: str = ""
+    results: str = ""
     metrics_address: str = ""
     burst: str = ""
+    kv_role: str = ""
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -96,6 +102,7 @@ class EngineProcess:
         gpus: as many as the machine has.
         session: to the agent; None: there is none.
         report: called now and then, and at the end, with what was done so far.
+        kv_role: as of `EngineSpec`.
     """
 
     def __init__(
@@ -105,6 +112,8 @@ class EngineProcess:
         gpus: Sequence[Gpu],
         session: EngineSession | None,
         report: Callable[[Results], None],
+        *,
+        kv_role: str = "",
     ) -> None:
         self.metrics = EngineMetrics()
         self._machine = machine
@@ -115,7 +124,8 @@ class EngineProcess:
         self._bursts: deque[Sequence[Request]] = deque()
         self._group = GpuGroup(gpus, us_from_ns(time.monotonic_ns()))
         self._begun_s = time.monotonic()
-        self._live = LiveEngine(machine, requests, self.metrics, ended=self._step)
+        self._kv_role = kv_role
+        self._live = LiveEngine(machine, parts_of(requests, kv_role), self.metrics, ended=self._step)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until it is to stop."""
@@ -133,7 +143,7 @@ class EngineProcess:
 
     def burst(self, requests: Sequence[Request]) -> None:
         """Let requests come now. A signal's handler may call it."""
-        self._bursts.append(requests)
+        self._bursts.append(parts_of(requests, self._kv_role))
 
     def _results(self) -> Results:
         return Results(self._begun_s, self._live.joules, self._tokens, self._ended)
@@ -157,27 +167,47 @@ class EngineProcess:
             generated_tokens=generated,
             preempted=step.preempted,
             first_tokens_s=[_first_token_s(one) for one in step.started],
-            tokens_s=[one.per_token_s for one in step.finished],
+            tokens_s=[one.per_token_s for one in step.finished if one.request.output_tokens > 1],
             requests=len(step.finished),
             lengths=[(one.request.prompt_tokens, one.request.output_tokens) for one in step.finished],
         )
+
+
+def parts_of(requests: Sequence[Request], kv_role: str) -> Sequence[Request]:
+    """Return what an engine of this role does of requests.
+
+    Where prompts and tokens are computed apart, the first token comes with the prompt. Keys and values of the prompt
+    have come when the others are to be generated.
+    """
+    if kv_role == PRODUCER:
+        return [replace(one, output_tokens=1) for one in requests]
+    if kv_role == CONSUMER:
+        return [
+            Request(one.arrival_s, one.prompt_tokens + 1, one.output_tokens - 1, one.prompt_tokens)
+            for one in requests
+            if one.output_tokens > 1
+        ]
+    return requests
 
 
 def _first_token_s(served: Served) -> float:
     return served.first_token_s - served.request.arrival_s
 
 
-def open_session(model: str, parallel: int) -> EngineSession | None:
+def open_session(model: str, parallel: int, kv_role: str = "") -> EngineSession | None:
     """A session with the node's agent; None: the environment names none."""
     path = os.environ.get(keys.ENV_SOCKET)
-    return EngineSession(path, EngineHello("vllm", VERSION, model, f"tp {parallel}, pp 1")) if path else None
+    flags = (("kv_transfer.kv_connector", "P2pNcclConnector"), ("kv_transfer.kv_role", kv_role)) if kv_role else ()
+    return EngineSession(path, EngineHello("vllm", VERSION, model, f"tp {parallel}, pp 1", flags)) if path else None
 
 
 def serve(process: EngineProcess, session: EngineSession | None, metrics_address: str) -> None:
     """Serve until SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    page = MetricsServer(metrics_address, process.metrics, Manner()) if metrics_address else None
+    page = None
+    if metrics_address:
+        page = MetricsServer(metrics_address, process.metrics, Manner(), submit=process.burst)
     try:
         process.run(stop)
     finally:
@@ -199,9 +229,9 @@ def main() -> int:
         partial.replace(results)
 
     gpus = [SharedGpu(Path(gpu)) for gpu in spec.gpus]
-    session = open_session(spec.model, len(gpus))
-    machine, requests = Machine(spec.gpu, spec.model, len(gpus)), read_trace(Path(spec.trace))
-    process = EngineProcess(machine, requests, gpus, session, write)
+    session = open_session(spec.model, len(gpus), spec.kv_role)
+    machine, requests = Machine(spec.gpu, spec.model, len(gpus)), read_trace(Path(spec.trace)) if spec.trace else ()
+    process = EngineProcess(machine, requests, gpus, session, write, kv_role=spec.kv_role)
     if spec.burst:
         burst = read_trace(Path(spec.burst))
         signal.signal(signal.SIGUSR1, lambda *_: process.burst(burst))

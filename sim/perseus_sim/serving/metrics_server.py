@@ -1,17 +1,20 @@
-"""The HTTP server of one engine's metrics, as unpleasant as a real one.
+"""The HTTP server of one engine: its metrics, as unpleasant as a real one's, and requests for it from a router.
 
 vLLM 0.32 answered in 20 to 42 ms (median) and 90 to 180 ms (99th percentile) from its own API process; an engine that
 loads its model refuses; SGLang without ``--enable-metrics`` has no page; TensorRT-LLM's is at another path. Engines in
 Python compress for a client that accepts gzip.
+
+A router sends requests as ``POST /requests``, a JSON list of [prompt tokens, output tokens]; they come at once.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from math import exp, log
@@ -20,6 +23,7 @@ from typing import Final
 from perseus_runtime.http_server import HttpServer
 from perseus_sim.serving.exposition import EngineMetrics
 from perseus_sim.serving.recorded_pages import EngineKind
+from perseus_sim.serving.requests import Request
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _JSON: Final = "application/json"
@@ -59,6 +63,7 @@ class MetricsServer:
         *,
         seed: int = 0,
         wait: Callable[[float], object] = time.sleep,
+        submit: Callable[[Sequence[Request]], None] | None = None,
     ) -> None:
         """Bind ``host:port`` and serve.
 
@@ -68,6 +73,7 @@ class MetricsServer:
             manner: how it answers at first.
             seed: of the delays.
             wait: for so many seconds, before an answer.
+            submit: takes requests of a router, whose arrivals are now; None: it takes none.
 
         Raises:
             ValueError: the text is not an address.
@@ -94,6 +100,20 @@ class MetricsServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if submit is None or self.path != "/requests":
+                    self.send_error(404)
+                    return
+                try:
+                    requests = [Request(0.0, int(prompt), int(output)) for prompt, output in json.loads(body)]
+                except (ValueError, TypeError) as error:
+                    self.send_error(400, str(error))
+                    return
+                submit(requests)
+                self.send_response(204)
+                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 """Say nothing for each request."""

@@ -19,6 +19,7 @@ from perseus_sim.serving import exposition
 from perseus_sim.serving.exposition import EngineMetrics
 from perseus_sim.serving.metrics_server import LEAST_DELAY_S, MOST_DELAY_S, Manner, MetricsServer
 from perseus_sim.serving.recorded_pages import SOURCES, Distribution, EngineKind, Number, recorded_page
+from perseus_sim.serving.requests import Request
 
 ENGINES = pytest.mark.parametrize("engine", list(EngineKind))
 MODEL = "some/model"
@@ -275,3 +276,29 @@ def test_a_slow_engine_is_as_late_as_a_real_one_and_late_again_with_the_same_see
     assert 0.020 <= drawn[len(drawn) // 2] <= 0.042
     assert 0.090 <= drawn[int(len(drawn) * 0.99)] <= 0.180
     assert delays(1) == delays(1) != delays(2)
+
+
+def test_a_router_sends_requests_and_what_is_no_list_of_lengths_is_refused() -> None:
+    taken: list[Request] = []
+    server = MetricsServer("127.0.0.1:0", EngineMetrics(), Manner(slow=False), submit=taken.extend)
+    deaf = MetricsServer("127.0.0.1:0", EngineMetrics(), Manner(slow=False))
+    try:
+        assert post(server, "/requests", b"[[300, 20], [7, 1]]") == 204
+        assert taken == [Request(0.0, 300, 20), Request(0.0, 7, 1)]
+        for body in (b"", b"{", b"[3]", b'[["many", 1]]', b"[[1, 2, 3, 4, 5]]", b"[[1]]"):
+            assert post(server, "/requests", body) == 400, body
+        assert post(server, "/metrics", b"[]") == 404
+        assert post(deaf, "/requests", b"[[300, 20]]") == 404
+        assert len(taken) == 2
+    finally:
+        server.close()
+        deaf.close()
+
+
+def post(server: MetricsServer, path: str, body: bytes) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{server.address}{path}", body, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import urllib.request
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import eventually
 
+from perseus_sim.serving.engine_process import CONSUMER, PRODUCER, parts_of
 from perseus_sim.serving.exposition import EngineMetrics
 from perseus_sim.serving.live import LiveEngine
 from perseus_sim.serving.machine import Machine
@@ -107,3 +109,12 @@ def test_it_serves_its_page_while_time_passes() -> None:
             assert live.idle
     finally:
         server.close()
+
+
+def test_of_two_parts_of_a_request_one_has_its_first_token_and_the_other_the_rest() -> None:
+    requests = [Request(1.0, 900, 20), Request(2.0, 30, 1), Request(3.0, 5, 2)]
+    assert parts_of(requests, "") is requests
+    prompts, tokens = parts_of(requests, PRODUCER), parts_of(requests, CONSUMER)
+    assert prompts == [replace(one, output_tokens=1) for one in requests]
+    assert [one.output_tokens for one in tokens] == [19, 1], "an answer of one token has no second part"
+    assert [one.prompt_tokens - one.cached_tokens for one in tokens] == [1, 1], "no prompt is computed again"
