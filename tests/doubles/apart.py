@@ -13,6 +13,7 @@ other.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -151,3 +152,24 @@ def _every_length(machine: Machine, clock_mhz: int) -> Iterator[Window]:
             step = Step(0, 0, prompt_tokens, prompt_tokens**2 / 2, 1)
             seconds = machine.seconds(costs, step)
             yield window_of_steps(clock_mhz, [(step, seconds, machine.joules(costs, step, seconds))])
+
+
+def prompt_windows(machine: Machine, clock_mhz: int, requests: Sequence[Request]) -> Iterator[Window]:
+    """Yield windows of a second of an engine that computes prompts alone, as it cuts them into steps."""
+    costs, engine = machine.costs(clock_mhz), Engine(machine, machine.clocks_mhz[-1])
+    engine.set_clocks(clock_mhz, clock_mhz)
+    steps, since_s = list[tuple[Step, float, float]](), 0.0
+    coming = deque(replace(one, output_tokens=1) for one in requests)
+    while coming or engine.outstanding:
+        if coming and coming[0].arrival_s < engine.ends_s:
+            engine.advance(max(engine.now_s, coming[0].arrival_s))
+            engine.submit(coming.popleft())
+            continue
+        step = engine.step
+        assert step is not None
+        engine.advance(engine.ends_s)
+        seconds = machine.seconds(costs, step)
+        steps.append((step, seconds, machine.joules(costs, step, seconds)))
+        if engine.now_s - since_s > 1.0:
+            yield window_of_steps(clock_mhz, steps)
+            steps, since_s = [], engine.now_s

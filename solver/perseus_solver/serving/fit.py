@@ -38,7 +38,9 @@ LEAST_WINDOWS: Final = 30
 LEAST_CLOCKS: Final = 3
 """A knee needs a clock above, one below and one more that says how much slower."""
 LEAST_RANGE: Final = 2.0
-"""The largest load over the least: of either sequences or tokens in memory, or of prompts' tokens in a step."""
+"""The largest load over the least: of either sequences or tokens in memory. Of prompts none is asked: an engine cuts
+long ones into steps of one size and shows no others, and where short ones are all alike, so are those to come. How much
+less is then known of longer queues the intervals say."""
 _LEAST_SCATTER: Final = 0.002
 """Means over a second are not known better."""
 _OUTLIER: Final = 5.0
@@ -230,10 +232,9 @@ def _missing(columns: Columns, least_clocks: int, *, prompts: bool) -> tuple[str
     clocks = len(np.unique(columns.in_force_mhz[judged]))
     if clocks < least_clocks:
         missing.append(f"clocks: {clocks} of {least_clocks}")
-    loads = (columns.prompt_tokens,) if prompts else (columns.running, columns.kv_tokens)
-    ends = [np.quantile(load[judged], (0.05, 0.95)) for load in loads]
+    ends = [np.quantile(load[judged], (0.05, 0.95)) for load in (columns.running, columns.kv_tokens)]
     wide = max(float(high / max(low, 1.0)) for low, high in ends)
-    if wide < LEAST_RANGE:
+    if wide < LEAST_RANGE and not prompts:
         missing.append(f"loads: the most is {max(wide, 1.0):.2f} times the least, of {LEAST_RANGE:g} times")
     return tuple(missing)
 

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.doubles.apart import Apart, DecodeLaw, Transfers, prefill_table, run_apart
+from tests.doubles.apart import Apart, DecodeLaw, Transfers, prefill_table, prompt_windows, run_apart
 
 from perseus_core.serving import ClockTable
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.serving.canary import complete_fit, ladder, mean_prompt_tokens
 from perseus_sim.serving.controllers import Fixed, Law
+from perseus_sim.serving.engine import MAX_TOKENS
 from perseus_sim.serving.fleet import Setting
-from perseus_sim.serving.machine import Machine
+from perseus_sim.serving.load import Chat
+from perseus_sim.serving.machine import Machine, Step
 from perseus_sim.serving.objective import Objective, attainment
 from perseus_sim.serving.rehearsal import poisson
-from perseus_solver.serving import TableRequest, clock_table
+from perseus_solver.serving import TableRequest, Verdict, clock_table, fit
+from perseus_solver.serving.fit import RELEVANT_PROMPTS
+from perseus_solver.serving.table import PROMPT_SHARE, prompt_table, prompts_s
 
 MACHINE = Machine("h100", "llama-3.1-70b", 4)
 DRIVER = MODELS["h100"].driver
@@ -87,3 +91,32 @@ def test_a_prefill_replica_rests_at_its_lowest_clock_and_rises_with_what_waits()
     assert table.boosted_mhz(1) < table.boosted_mhz(8)
     tighter = prefill_table(MACHINE, replace(PREFILL, first_token_s=0.1), 1_000.0, DRIVER.latency.p50_s)
     assert tighter.boosted_mhz(1) > table.boosted_mhz(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("median", "spread"), [(300, 0.6), (1_000, 0.6), (400, 0.0), (3_000, 0.6)])
+def test_prompts_of_a_steady_load_suffice_however_much_they_are_alike(median: int, spread: float) -> None:
+    """An engine cuts long prompts into steps of the same size: it shows no others, whatever comes."""
+    machine = Machine("h100", "llama-3.1-8b", 1)
+    chat = Chat(6.0, prompt_tokens=median, spread=spread)
+    clocks = (machine.clocks_mhz[-1], *ladder(machine)[::4])
+    windows = [one for mhz in clocks for one in prompt_windows(machine, mhz, chat.requests(40.0, seed=mhz))]
+    result = fit(windows, machine.clocks_mhz[-1], prompts=True)
+    assert result.verdict is Verdict.EXPLAINED, result.missing
+    assert result.models is not None
+    assert result.watts is not None
+    mean = mean_prompt_tokens(chat.requests(400.0, seed=1))
+    request = TableRequest(
+        result.models, result.watts, ladder(machine), 3_600.0, machine.kv_capacity, PREFILL.first_token_s,
+        mean, DRIVER.latency.p50_s, seen=result.seen,
+    )  # fmt: skip
+    allowed_s = PROMPT_SHARE * PREFILL.first_token_s
+    in_time = 0
+    for prompts, mhz in enumerate(prompt_table(request).boost_mhz, 1):
+        if prompts_s(request, mhz or machine.clocks_mhz[-1], prompts) <= allowed_s:  # elsewhere no clock is enough
+            tokens, costs = int(prompts * mean), machine.costs(mhz or machine.clocks_mhz[-1])
+            chunks = [min(MAX_TOKENS, tokens - begin) for begin in range(0, tokens, MAX_TOKENS)]
+            taken_s = sum(machine.seconds(costs, Step(0, 0, chunk, chunk**2 / 2, 1)) for chunk in chunks)
+            assert taken_s < (1.0 + RELEVANT_PROMPTS) * allowed_s
+            in_time += 1
+    assert in_time, "no queue is promised anything"
