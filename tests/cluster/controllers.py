@@ -296,7 +296,7 @@ def installed(
         for name, program in (each.name, manager), *((name, binaries / name) for name in each.companions):
             wrap(program, f"local/{name}:v1", folder / f"{name}.tar")
             cluster.load(folder / f"{name}.tar")
-        source = _writable(build.source(each.name) / each.folder, folder / "sources" / each.name)
+        source = writable(build.source(each.name) / each.folder, folder / "sources" / each.name)
         if each.values:
             _without_dependencies(source / "Chart.yaml")
             _configure(source, each.configuration)
@@ -335,7 +335,7 @@ def has_user_namespaces(journey: Journey) -> bool:
     return bool(handlers) and all(each.features and each.features.user_namespaces for each in handlers)
 
 
-def _writable(source: Path, copy: Path) -> Path:
+def writable(source: Path, copy: Path) -> Path:
     """Copy a folder of the module cache, whose files nobody may write."""
     shutil.copytree(source, copy, copy_function=shutil.copyfile)
     for path in (copy, *copy.rglob("*")):
