@@ -101,18 +101,21 @@ class Day:
         """What each engine has said last, those that have ended too."""
         self.addresses.write_text("")
 
-    def look(self) -> None:
+    def look(self) -> str:
+        """Take in what there is now; addresses of the replicas that take requests, one a line."""
         core = self.journey.core
         pods = core.list_namespaced_pod(TRAINING, label_selector=f"app={POOL}").items
         ready = [pod for pod in pods if pod.metadata.deletion_timestamp is None and is_ready(pod)]
+        addresses = "\n".join(f"{pod.status.pod_ip}:{PORT}" for pod in ready)
         partial = self.addresses.with_suffix(".partial")
-        partial.write_text("\n".join(f"{pod.status.pod_ip}:{PORT}" for pod in ready))
+        partial.write_text(addresses)
         partial.replace(self.addresses)
         for pod in pods:
             if pod.status.phase == "Running":
                 log = core.read_namespaced_pod_log(pod.metadata.name, TRAINING, tail_lines=1).strip()
                 if log.startswith("{"):
                     self.totals[pod.metadata.name] = json.loads(log)
+        return addresses
 
     def sum(self, key: str) -> float:
         return float(sum(one[key] for one in self.totals.values()))
@@ -140,6 +143,7 @@ def test_replicas_follow_the_day_and_requests_keep_their_limits(day: Day) -> Non
     journey, report = day.journey, day.addresses.with_name("report")
     watched, now_s, printed = Watched([]), 0.0, 0.0
     journey.apply(scaled_object())
+    journey.eventually("the replica takes requests", day.look, PATIENCE_S)
     command = [sys.executable, "-m", "tests.doubles.serving_day", str(day.addresses), str(report)]
     router = subprocess.Popen([*journey.cluster.control_plane.enter(network_only=True), *command], cwd=ROOT)
     try:
