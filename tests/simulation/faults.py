@@ -30,6 +30,12 @@ def _name(world: World, fault: Fault) -> tuple[str, int]:
     return f"job-{number}", number
 
 
+def _jobs_on(world: World, node: Any) -> list[tuple[str, int]]:
+    """Training jobs of a node."""
+    names = enumerate(world.training)
+    return [(name, number) for number, name in names if node.name in world.nodes_of[name]]
+
+
 def _link(world: World, fault: Fault) -> Any:
     links = [world.network.link(replica.name, node) for replica in world.replicas for node in world.nodes]
     return links[fault.place % len(links)]
@@ -60,16 +66,17 @@ def _vanish(world: World, fault: Fault) -> None:
     if node.up:
         node.vanish()
         world.serving.end_engine(node.name)
-        for job in world.training.values():  # a rank is gone: its job ends, and its user starts it again
-            job.end()
+        for job, _ in _jobs_on(world, node):  # a rank is gone: its job ends, and its user starts it again
+            world.training[job].end()
 
 
 def _come_back(world: World, fault: Fault) -> None:
-    node_of(world, fault).come_back()
-    world.serving.start_engine(node_of(world, fault).name)
-    for number, name in enumerate(list(world.training)):
-        if not world.training[name].ranks and f"{name}-{next(iter(world.nodes))}" in world._pods:
-            world.start_training(name, number)
+    node = node_of(world, fault)
+    node.come_back()
+    world.serving.start_engine(node.name)
+    for name, number in _jobs_on(world, node):
+        if not world.training[name].ranks:
+            again(world, name, number)
 
 
 def _silence(world: World, fault: Fault) -> None:
@@ -102,24 +109,31 @@ def _start_later(world: World, name: str, number: int, fault: Fault) -> None:
 
 def _fail_gpus(world: World, fault: Fault) -> None:
     """GPUs fail: the driver refuses, and with it the training ends."""
-    node_of(world, fault).driver.refuses = True
-    _kill_training(world, fault)
+    node = node_of(world, fault)
+    node.driver.refuses = True
+    _end_processes(world, node, fault)
 
 
 def _evict(world: World, fault: Fault) -> None:
     """A node kills what runs on it: out of memory, say."""
     node = node_of(world, fault)
-    for number in range(len(world.training)):
-        world.training[f"job-{number}"].end()
-        _start_later(world, f"job-{number}", number, fault)
-    world.serving.restart_engine(node.name)
+    _end_processes(world, node, fault)
     node.kill_keeper()
     node.kill_agent()
 
 
+def _end_processes(world: World, node: Any, fault: Fault) -> None:
+    """What uses GPUs of a node ends, and is started again."""
+    for name, number in _jobs_on(world, node):
+        if world.training[name].ranks:
+            world.training[name].end()
+            _start_later(world, name, number, fault)
+    world.serving.restart_engine(node.name)
+
+
 def again(world: World, name: str, number: int) -> None:
     """A user starts a job's pods again, where the nodes are there."""
-    if all(node.up for node in world.nodes.values()) and f"{name}-{next(iter(world.nodes))}" in world._pods:
+    if all(world.nodes[node].up for node in world.nodes_of[name]) and world.has_pods(name):
         world.start_training(name, number)
 
 
@@ -130,7 +144,7 @@ def _delete_pods(world: World, fault: Fault) -> None:
 
 def _start_pods(world: World, fault: Fault) -> None:
     name, number = _name(world, fault)
-    if all(node.up for node in world.nodes.values()) and not world.training[name].ranks:
+    if all(world.nodes[node].up for node in world.nodes_of[name]) and not world.training[name].ranks:
         world.start_training(name, number)
 
 
@@ -286,12 +300,14 @@ def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
     """What goes wrong in a seed, by time; it is over ``until_s``."""
     own = random.Random(f"faults of {seed}")
     names, weights = list(KINDS), [kind.weight for kind in KINDS.values()]
-    found = []
+    found = list[Fault]()
     for name in own.choices(names, weights, k=own.randint(0, most)):
         kind = KINDS[name]
         at_s, lasts_s = own.uniform(0.5, until_s - 2), own.uniform(*kind.lasts_s)
         stays = kind.may_stay and own.random() < 0.3
-        found.append(Fault(at_s, name, own.randrange(64), 0 if stays else min(lasts_s, until_s - at_s), own.random()))
+        places = [fault.place for fault in found] if own.random() < 0.5 else []
+        place = own.choice(places or range(64))  # faults that meet show more than those far from each other
+        found.append(Fault(at_s, name, place, 0 if stays else min(lasts_s, until_s - at_s), own.random()))
     return sorted(found, key=lambda fault: fault.at_s)
 
 

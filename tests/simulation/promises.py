@@ -16,7 +16,7 @@ from tests.simulation.node import SimulatedNode
 from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.serving_promises import ServingPromises
-from tests.simulation.world import STAGES, World
+from tests.simulation.world import World
 
 from perseus_agent.clocks.standing import Standing
 
@@ -296,15 +296,14 @@ class Promises:
         return not spec.get("suspend") and spec.get("mode", "Enforce") == "Enforce"
 
     def _check_rest(self, quiet_s: float) -> None:
-        for number, name in enumerate(self._world.training):
-            job = self._world.training[name]
+        for name, job in self._world.training.items():
             if name in self._world.uids and job.ranks and self._may_lock(name):
                 continue
-            for node in self._world.nodes.values():
-                for gpu in node.gpus[STAGES * number : STAGES * (number + 1)]:
-                    if gpu.locked_mhz and gpu.foreign_ns is None:
-                        why = "was gone, suspended, or in a mode that sets no clocks"
-                        self._now.fail(f"promise 2: {gpu.uuid} is locked {quiet_s:.0f} s after {name} {why}")
+            for node in self._world.nodes_of[name]:
+                gpu = self._world.gpu_of(name, self._world.nodes[node])
+                if gpu.locked_mhz and gpu.foreign_ns is None:
+                    why = "was gone, suspended, or in a mode that sets no clocks"
+                    self._now.fail(f"promise 2: {gpu.uuid} is locked {quiet_s:.0f} s after {name} {why}")
 
     def _check_steady(self, quiet_s: float) -> None:
         for number, name in enumerate(self._world.training):

@@ -71,7 +71,7 @@ class ServingPromises:
 
     def look(self) -> None:
         """Note what its replicas do."""
-        gpus = [node.gpus[-1] for node in self._world.nodes.values()]
+        gpus = [node.gpus[-1] for node in self._world.serving.nodes.values()]
         drawn_j = sum(gpu.energy_j + gpu.power_w * (self._now.now_ns - gpu.energy_ns) / NS for gpu in gpus)
         self._energy.append((self._now.now_ns, drawn_j))
         del self._energy[: -int(MEANT_S / 0.1)]
@@ -118,7 +118,7 @@ class ServingPromises:
             self._check_clocks(quiet_s, engines)
 
     def _check_default(self, quiet_s: float, why: str) -> None:
-        for node in self._world.nodes.values():
+        for node in self._world.serving.nodes.values():
             if node.gpus[-1].locked_mhz:
                 self._now.fail(f"promise 2: {node.gpus[-1].uuid} is locked {quiet_s:.0f} s after the pool was {why}")
 

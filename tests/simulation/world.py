@@ -13,6 +13,7 @@ from typing import Any, Final
 from tests.simulation import machine
 from tests.simulation.answers import answer
 from tests.simulation.api import ApiConnection, ApiFaults, ApiServer
+from tests.simulation.gpus import Gpu
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network, SimulatedPool
 from tests.simulation.node import SimulatedNode
@@ -42,14 +43,27 @@ NAMESPACE: Final = "team-a"
 BLOCKING_W: Final = 83.64
 MICROBATCHES: Final = 3
 STAGES: Final = 2
+PIPELINES: Final = 2
 FORWARD_S: Final = 0.12
 POINTS: Final = 8
 BUDGET: Final = "site"
 PLANNED_W: Final = (2_400.0, 2_850.0)
 """Of the jobs together, what they need and what they like: the planned one 777 to 1,226 W, the other one, whose clock
 is fixed, is taken for the limits of its GPUs, 1,600 W."""
+NODES: Final = 8
+TRAINS: Final = ((0, 1, 2, 3), (3, 4, 5, 6))
+"""The nodes of each training job, with a GPU of each: pipeline by pipeline, stage by stage. One node has everything."""
+SERVES: Final = (3, 7)
+"""The nodes that have an engine."""
+FREE: Final = 3
+"""The node with a GPU that nobody has handed over."""
 LEASE_TTL_S: Final = 6.0
 RESTART_S: Final = (0.5, 3.0)
+
+
+def _gpus(number: int) -> int:
+    """How many a node has: of each training job, nobody's, and last an engine's."""
+    return sum(number in nodes for nodes in TRAINS) + (number == FREE) + (number in SERVES)
 
 
 @lru_cache(maxsize=1)
@@ -105,14 +119,17 @@ class Replicated:
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, folder: Path, *, nodes: int = 2, replicas: int = 2, jobs: int = 2) -> None:
+    def __init__(self, seed: int, folder: Path, *, replicas: int = 2) -> None:
         self.scheduler = Scheduler(seed)
         machine.use(self.scheduler)
         machine.sync[:] = [self._sync]
         self.nodes = {
-            name: SimulatedNode(name, self.scheduler, folder / name, STAGES * jobs + 1)
-            for name in (f"node-{number}" for number in range(nodes))
+            f"node-{number}": SimulatedNode(f"node-{number}", self.scheduler, folder / f"node-{number}", _gpus(number))
+            for number in range(NODES)
         }
+        named = list(self.nodes)
+        self.nodes_of = {f"job-{job}": [named[number] for number in numbers] for job, numbers in enumerate(TRAINS)}
+        """The nodes of each training job."""
         agents = {f"agent-{name}": (name, f"{name}:9500") for name in self.nodes}
         self.api = ApiServer(self.scheduler, agents)
         self.api.config_maps["profile"] = ConfigMap("profile", {keys.PROFILE_KEY: _csv()}, {})
@@ -124,11 +141,10 @@ class World:
         """The process that was last started on each GPU."""
         self.specs: dict[str, Any] = {}
         self.uids: dict[str, str] = {}
-        self.serving = Serving(self.scheduler, self.api, self.nodes)
+        self.serving = Serving(self.scheduler, self.api, {named[number]: self.nodes[named[number]] for number in SERVES})
         self._pods: dict[str, Pod] = {}
         self._number = 0
-        self._jobs = jobs
-        self._marks = [self.scheduler.random.choice(list(MarkSource)) for _ in range(jobs)]
+        self._marks = [self.scheduler.random.choice(list(MarkSource)) for _ in TRAINS]
 
     def _sync(self) -> OSError | None:
         process = self.scheduler.current
@@ -149,9 +165,9 @@ class World:
             node.start()
         for replica in self.replicas:
             self.start_operator(replica)
-        for number in range(self._jobs):
+        for number in range(len(TRAINS)):
             self.create_job(f"job-{number}", number)
-        for name in self.nodes:
+        for name in self.serving.nodes:
             self.serving.start_pod(name)
         self.serving.apply()
 
@@ -216,7 +232,7 @@ class World:
                 "schedule": "1F1B",
                 "stages": STAGES,
                 "microbatches": MICROBATCHES,
-                "dataParallel": len(self.nodes),
+                "dataParallel": PIPELINES,
             },
             "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * BLOCKING_W)},
             "objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"},
@@ -246,30 +262,34 @@ class World:
             self.api.delete(self.uids.pop(name))
 
     def start_training(self, name: str, number: int) -> None:
-        """Start the job's pods: on each node one, with a GPU for each stage."""
+        """Start the job's pods: on each of its nodes one, with a GPU."""
         if name in self.training:
             self.training[name].end()
         job = self.training[name] = TrainingJob(NAMESPACE, name, work(), self.scheduler, self._marks[number])
         places = []
-        for node in self.nodes.values():
+        for node in map(self.nodes.__getitem__, self.nodes_of[name]):
             self._number += 1
             pod = Pod(f"pod-{self._number}", NAMESPACE, f"{name}-{node.name}", node.name, name, {keys.LABEL_JOB: name})
             self._pods[pod.name] = pod
-            gpus = node.gpus[STAGES * number : STAGES * (number + 1)]
-            node.kubelet.given[NAMESPACE, pod.name] = tuple(gpu.uuid for gpu in gpus)
-            places += [(node, gpu, pod.uid) for gpu in gpus]
+            gpu = self.gpu_of(name, node)
+            node.kubelet.given[NAMESPACE, pod.name] = (gpu.uuid,)
+            places.append((node, gpu, pod.uid))
         self._pods_changed()
-        job.start(places, len(self.nodes))
+        job.start(places, PIPELINES)
         self.on_gpu.update((rank.gpu.uuid, rank) for rank in job.ranks)
 
     def end_training(self, name: str) -> None:
         """The job's pods are deleted."""
         self.training[name].end()
-        for node in self.nodes.values():
-            pod = f"{name}-{node.name}"
+        for node in self.nodes_of[name]:
+            pod = f"{name}-{node}"
             self._pods.pop(pod, None)
-            node.kubelet.given.pop((NAMESPACE, pod), None)
+            self.nodes[node].kubelet.given.pop((NAMESPACE, pod), None)
         self._pods_changed()
+
+    def gpu_of(self, name: str, node: SimulatedNode) -> Gpu:
+        """That a training job has on one of its nodes."""
+        return node.gpus[[job for job, nodes in self.nodes_of.items() if node.name in nodes].index(name)]
 
     def has_pods(self, name: str) -> bool:
         """Whether pods of a training job exist."""
