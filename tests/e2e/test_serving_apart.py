@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from tests.e2e.conftest import absent
+from tests.e2e.world import absent
 from tests.waiting import eventually
 
 from perseus_core import keys
