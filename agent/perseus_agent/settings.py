@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perseus_agent.clocks.idle import IDLE_LOSS
 from perseus_agent.errors import SettingsError
 from perseus_core import keys
 from perseus_runtime.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
@@ -123,7 +122,7 @@ class Settings(BaseSettings):
         minimum=0.1,
     )
     idle_loss: float = setting(
-        IDLE_LOSS,
+        0.01,
         "Share of a wait by which the work after it may begin late. While a rank under a plan waits, without a mark and"
         " without a kernel, for so long that changing clocks is a smaller share, its GPU runs at its least clock. 0: "
         "always at the plan's.",
