@@ -164,7 +164,7 @@ def test_replicas_follow_the_day_and_requests_keep_their_limits(day: Day) -> Non
     assert sent["refused"] == 0
 
     def all_ended() -> bool:
-        """Whoever ended may have served some requests since it spoke last: two seconds' at most."""
+        """What a replica served after it spoke last is not known: two seconds' at most."""
         day.look()
         assert day.sum("ended") >= 0.995 * sent["sent"], f"{day.sum('ended')} of {sent['sent']} requests have ended"
         return True
