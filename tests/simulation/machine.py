@@ -128,6 +128,36 @@ def _current() -> object:
     return thread or "main"
 
 
+class SimulatedEvent:
+    """A ``threading.Event``, without a lock for each that waits."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[Waiter] = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def clear(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            _now[0].wake(waiter)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        own = _now[0]
+        own.preempt()
+        if not self._set:
+            waiter = own.waiter()
+            self._waiters.append(waiter)
+            if not own.wait(waiter, timeout) and waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return self._set
+
+
 class SimulatedThread:
     """As much of a ``threading.Thread`` as the project uses."""
 
@@ -252,8 +282,8 @@ def install() -> None:
 
     machine: Any = {
         time: {
-            "monotonic": lambda: scheduler().now_ns / NS,
-            "monotonic_ns": lambda: scheduler().now_ns,
+            "monotonic": lambda: _now[0].now_ns / NS,
+            "monotonic_ns": lambda: _now[0].now_ns,
             "perf_counter": lambda: scheduler().now_ns / NS,
             "time": lambda: (scheduler().now_ns + scheduler().wall_offset_ns) / NS,
             "time_ns": lambda: scheduler().now_ns + scheduler().wall_offset_ns,
@@ -266,6 +296,7 @@ def install() -> None:
             "RLock": SimulatedRLock,
             "_CRLock": SimulatedRLock,
             "Thread": SimulatedThread,
+            "Event": SimulatedEvent,
             "_time": lambda: scheduler().now_ns / NS,
         },
         queue: {"time": lambda: scheduler().now_ns / NS},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation.gpus import NODES, Driver, Gpu, open_devices
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.scheduler import NS, Process, Scheduler
 
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
@@ -23,6 +23,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.errors import KubeletUnavailable, PeerRefused
 from perseus_agent.keeper import keeper as keeper_module
+from perseus_agent.keeper import ledger as ledger_module
 from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.keeper.link import LOOK_S
 from perseus_agent.lifecycle import CHECK_S, SILENT_S, STUCK
@@ -34,6 +35,8 @@ from perseus_agent.settings import Settings
 
 RESTART_S: Final = (0.3, 2.0)
 """Until the kubelet starts a container again."""
+LOOKS: Final = 4
+"""Of a keeper, of which one is done while the agent cannot be silent for too long yet."""
 LIMITS: Final = WorkerLimits(GovernorLimits(), sample_interval_s=0.2, watch_interval_s=0.5, hang_timeout_s=5.0)
 
 
@@ -73,13 +76,10 @@ class WatchedAgent:
         self._process = process
 
     def ended_within(self, seconds: float | None) -> bool:
-        if not self._process.gone:
-            waiter = self._scheduler.waiter()
-            self._process.ended.append(waiter)
-            self._scheduler.wait(waiter, seconds)
-            if waiter in self._process.ended:
-                self._process.ended.remove(waiter)
-        return self._process.gone
+        if seconds is not None:  # looks of which nothing can come are left out
+            until_alive_s = (self.ledger._get(ledger_module._ALIVE) - self._scheduler.now_ns) / NS
+            seconds = max(seconds, min(LOOKS * seconds, until_alive_s))
+        return self._scheduler.ended_within(self._process, seconds)
 
     def kill(self) -> None:
         self._scheduler.kill(self._process)
@@ -227,17 +227,13 @@ class SimulatedNode:
 
     def _link(self, agent: Agent) -> None:
         """As ``KeeperLink``: shows the ledger to whatever keeper there is, and notices its end."""
-        scheduler = self.scheduler
-        shown: Process | None = None
         while True:
             keeper = self.keeper
-            if shown is not None and not shown.alive:
-                agent.ledger.watched_for(0.0)
-                shown = None
-            if shown is None and keeper is not None and keeper.alive and keeper not in self._watching:
-                shown = keeper
+            if keeper is not None and keeper.alive and keeper not in self._watching:
                 self._watching[keeper] = agent
-            scheduler.pause(LOOK_S)
+                self.scheduler.ended_within(keeper)
+                agent.ledger.watched_for(0.0)
+            self.scheduler.pause(LOOK_S)
 
     @property
     def _watching(self) -> dict[Process, Agent]:

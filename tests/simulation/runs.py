@@ -29,8 +29,8 @@ STATES: Final = {
     "a newer operator commands": "A newer operator commands",
     "a journal was damaged": "an earlier agent had locked is not known",
     "a GPU was locked by a process before": "an earlier agent had locked the GPU",
-    "a GPU was lost": "GpuNoticeKind.LOST",
-    "a foreign lock was noticed": "another program",
+    "a GPU was lost": "LOST begins",
+    "a foreign lock was noticed": "FOREIGN_WRITE begins",
     "a reset was refused": "not given back",
     "a shard changed hands": "shards taken",
     "a plan was changed": "PlanChanged",
@@ -102,7 +102,8 @@ def run(seed: int, faults: Sequence[Fault] | None = None, *, tracing: bool = Fal
         promises = Promises(world)
         world.start()
         all_faults.inject(world, chosen, promises.begun, promises.ended)
-        end_ns = scheduler.now_ns + int((FAULTS_S + QUIET_S) * NS)
+        last_s = max((fault.at_s + fault.lasts_s for fault in chosen), default=0.0)
+        end_ns = scheduler.now_ns + int((last_s + QUIET_S) * NS)
         begin_ns = scheduler.now_ns
         scheduler.run(end_ns)
         if not scheduler.failures:

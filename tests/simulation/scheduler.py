@@ -67,6 +67,8 @@ class Thread:
         self.computed_s = 0.0
         """Of a step that did not come to an end."""
         self.greenlet = greenlet.greenlet(run)
+        self.resume: Callable[[], None] = lambda: None
+        """The step in which it goes on."""
 
 
 class Scheduler:
@@ -78,6 +80,7 @@ class Scheduler:
         self.wall_offset_ns = 1_700_000_000 * NS
         """What the wall clock is ahead of it; a clock that is set changes this alone."""
         self.random = random.Random(seed)
+        self._draw = self.random.random
         self.steps = 0
         self.trace: deque[str] = deque(maxlen=200_000)
         self.digest = 0
@@ -107,7 +110,7 @@ class Scheduler:
         """Do a step at a time; of those of one time the seed says which is first."""
         if at_ns < self.now_ns:
             at_ns = self.now_ns
-        heapq.heappush(self._heap, (at_ns, self.random.random(), next(self._numbers), process, step))
+        heapq.heappush(self._heap, (at_ns, self._draw(), next(self._numbers), process, step))
 
     def after(self, seconds: float, step: Callable[[], None], process: Process | None = None) -> None:
         """Do a step in so many seconds."""
@@ -160,8 +163,9 @@ class Scheduler:
 
         thread = Thread(process, name, run)
         thread.greenlet.parent = self._main
+        thread.resume = partial(self._resume, thread)
         self._threads.add(thread)
-        self.after(self.random.random() * HOPS_NS / NS, partial(self._resume, thread), process)
+        self.at(self._soon_ns(), thread.resume, process)
         return thread
 
     def waiter(self) -> Waiter:
@@ -187,8 +191,7 @@ class Scheduler:
             return False
         waiter.woken, waiter.result = True, result
         if waiter.parked:
-            delay_s = self.random.random() * HOPS_NS / NS
-            self.after(delay_s, partial(self._resume, waiter.thread), waiter.thread.process)
+            self.at(self._soon_ns(), waiter.thread.resume, waiter.thread.process)
         return True
 
     def pause(self, seconds: float) -> None:
@@ -196,20 +199,34 @@ class Scheduler:
         thread = self.thread
         if thread is None:
             raise RuntimeError("only a thread can sleep")
-        self.after(max(0.0, seconds), partial(self._resume, thread), thread.process)
+        self.after(max(0.0, seconds), thread.resume, thread.process)
         self._main.switch()
 
     def preempt(self) -> None:
         """The thread that runs may lose its processor here."""
-        if self.random.random() < self.preempted and self.thread is not None:
+        if self._draw() < self.preempted and self.thread is not None:
             long = self.random.random() < 0.02
             self.pause(self.random.random() * (0.02 if long else 0.0005))
+
+    def ended_within(self, process: Process, seconds: float | None = None) -> bool:
+        """Let the thread that runs wait for the end of a process; False: it has not ended for so long."""
+        if not process.gone:
+            waiter = self.waiter()
+            process.ended.append(waiter)
+            self.wait(waiter, seconds)
+            if waiter in process.ended:
+                process.ended.remove(waiter)
+        return process.gone
 
     def give_up(self, thread: Thread, computed_s: float) -> None:
         """A thread computes without an end: it goes no further, and the machine says that it still computes."""
         thread.computed_s += computed_s
         self.loops += 1
         self._main.switch()
+
+    def _soon_ns(self) -> int:
+        """When a thread runs that need not wait any more."""
+        return self.now_ns + int(self._draw() * HOPS_NS) + 1
 
     def _expire(self, waiter: Waiter) -> None:
         if not waiter.over and not waiter.woken:
