@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.simulation.gpus import CLOCKS_MHZ, REASON_OF_FOREIGN
+from tests.simulation.gpus import CLOCKS_MHZ, FOREIGN, REASON_OF_FOREIGN
 from tests.simulation.kinds import Fault, Kind, node_of, setting
 from tests.simulation.network import REQUESTS
 from tests.simulation.serving_faults import KINDS_OF_SERVING
@@ -14,6 +14,14 @@ from tests.simulation.training import forge
 from tests.simulation.world import BUDGET, NAMESPACE, PLANNED_W, World
 
 from perseus_agent.devices.base import EventReason
+
+MISTAKES: Final[tuple[dict[str, Any], ...]] = (
+    {"objective": {"type": "MaxSlowdown", "maxSlowdown": "-5%"}},
+    {"objective": {"type": "FixedClock", "clockMegahertz": -1}},
+    {"mode": "Sometimes"},
+    {"nonsense": 1},
+)
+"""Each of one field."""
 
 
 def _replica(world: World, fault: Fault) -> Any:
@@ -184,6 +192,15 @@ def _edit(world: World, fault: Fault) -> None:
         world.edit_job(name, {"objective": {"type": "MaxSlowdown", "maxSlowdown": share}})
 
 
+def _misedit(world: World, fault: Fault) -> None:
+    """A user writes what no PerseusJob may say, past the rules of the API server."""
+    world.misedit_job(_name(world, fault)[0], MISTAKES[int(fault.value * len(MISTAKES))])
+
+
+def _correct(world: World, fault: Fault) -> None:
+    world.edit_job(_name(world, fault)[0], {})
+
+
 def _limit(world: World, fault: Fault) -> None:
     """An administrator limits the power of the jobs that are planned, between what they need and what they like."""
     watts = int(PLANNED_W[0] + fault.value * (PLANNED_W[1] - PLANNED_W[0]))
@@ -203,14 +220,14 @@ def _foreign(world: World, fault: Fault) -> None:
         if gpu in node.gpus and node.agent is not None and node.agent.node is not None:
             gpu.writes_before_foreign = node.agent.node.workers[gpu.uuid].governor.writes
     gpu.reasons = REASON_OF_FOREIGN
-    gpu.write(clock, "foreign")
+    gpu.write(clock, FOREIGN)
 
 
 def _domestic(world: World, fault: Fault) -> None:
     gpu = _gpu(world, fault)
     gpu.reasons = EventReason.NONE
     gpu.foreign_ns = None
-    if gpu.writer == "foreign":
+    if gpu.writer == FOREIGN:
         gpu.write(0, "foreign gone")
 
 
@@ -288,6 +305,7 @@ KINDS: Final[dict[str, Kind]] = {
     "job recommends": Kind(_observe, _enforce, (1.0, 10.0), may_stay=True),
     "job suspended": Kind(_suspend, _unsuspend, (1.0, 10.0), may_stay=True),
     "job edited": Kind(_edit, weight=3),
+    "job misedited": Kind(_misedit, _correct, (1.0, 10.0), may_stay=True),
     "power limited": Kind(_limit, lambda w, f: w.api.delete_budget(BUDGET), (5.0, 30.0), may_stay=True, weight=4),
     "stranger calls": Kind(_stranger),
     "rank forges": Kind(_forge, lambda w, f: None, (1.0, 15.0), weight=6),

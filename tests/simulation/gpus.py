@@ -25,6 +25,8 @@ SEEN: Final = 0.1
 """Of readings, the share within which another thread may run: they are most of all calls, and short."""
 WRITES_S: Final = (0.002, 0.013)
 EFFECT_S: Final = (0.005, 0.09)
+FOREIGN: Final = "foreign"
+"""Who writes as another program."""
 REASON_OF_FOREIGN: Final = EventReason.SYNC_BOOST
 """What the driver says beside a clock that a foreign program has set: no limit of the GPU explains a higher one."""
 
@@ -62,8 +64,8 @@ class Gpu:
     reasons: EventReason = EventReason.NONE
     energy_j: float = 0.0
     energy_ns: int = 0
-    changed: Callable[[Gpu], None] = field(default=lambda _: None)
-    """Called after each write."""
+    changed: Callable[[Gpu, str], None] = field(default=lambda *_: None)
+    """Called after each write, with who wrote it before."""
 
     def write(self, mhz: int, writer: str, *, slow: float = 1.0) -> None:
         """Take a lock, or none, at once; the clock follows."""
@@ -71,11 +73,11 @@ class Gpu:
         self.settle()
         if self.locked_mhz != mhz:
             self.since_ns = own.now_ns
-        before, self.locked_mhz, self.writer = self.locked_mhz, mhz, writer
+        before, wrote, self.locked_mhz, self.writer = self.locked_mhz, self.writer, mhz, writer
         own.note(f"{self.uuid}: {before or 'default'} -> {mhz or 'default'} MHz by {writer}")
         late_s = slow * own.random.uniform(*EFFECT_S)
         own.after(late_s, lambda: self._follow(mhz))
-        self.changed(self)
+        self.changed(self, wrote)
 
     def _follow(self, mhz: int) -> None:
         if mhz == self.locked_mhz:

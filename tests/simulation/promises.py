@@ -17,6 +17,7 @@ from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.serving_promises import ServingPromises
 from tests.simulation.world import World
+from tests.simulation.writes import Writes
 
 from perseus_agent.clocks.standing import Standing
 
@@ -57,16 +58,12 @@ class Promises:
         self._expiries: dict[int, int] = {}
         self._fresh_ns: dict[str, int] = {}
         """Since when an agent has served without a break."""
-        self.writes: dict[str, int] = {}
-        """When each GPU was written last."""
         self._foreign = False
         self._forged: set[str] = set()
         self.energy = Energy(world)
         self.serving = ServingPromises(world)
         world.network.answered = self._accepted
-        for node in world.nodes.values():
-            for gpu in node.gpus:
-                gpu.changed = self._written
+        self.writes = Writes(world, lambda node: node in self._torn or self._now.now_ns < self._excused_ns.get(node, 0))
         self._look()
 
     # ------------------------------------------------------------------------------------------------ faults
@@ -109,6 +106,7 @@ class Promises:
 
     def _look(self) -> None:
         for node in self._world.nodes.values():
+            self.writes.look(node)
             self._look_at(node)
         self.serving.look()
         self._now.after(LOOK_S, self._look)
@@ -206,9 +204,6 @@ class Promises:
 
     # ------------------------------------------------------------------------------------------------ events
 
-    def _written(self, gpu: Gpu) -> None:
-        self.writes[gpu.uuid] = self._now.now_ns
-
     def _accepted(self, operator: str, node: SimulatedNode, method: str, request: Any) -> None:
         """Promise 8: epochs of a job only rise at an agent, and what it sees is remembered."""
         if method == "DescribeNode" or node.name in self._torn:
@@ -247,12 +242,28 @@ class Promises:
     def _check_energy(self, quiet_s: float) -> None:
         self.energy.check_sums(quiet_s, self._forged)
 
+    def _check_misedited(self, name: str, conditions: Any, quiet_s: float) -> None:
+        """Promise 9: a spec that is none is refused by the name of its field, and leaves in force the one before."""
+        field, runner = self._world.misedited[name]
+        accepted = conditions.get("Accepted", {"status": "absent", "message": ""})
+        if accepted["status"] != "False" or field not in accepted["message"]:
+            self._now.fail(
+                f"promise 9: {quiet_s:.0f} s after the last fault {name}'s {field} is wrong, and Accepted is"
+                f" {accepted['status']}: {accepted['message']}"
+            )
+        same = runner is not None and self._world.runner_of(name) is runner
+        if same and self._may_lock(name) and not self._foreign:
+            self._check_locked(name, "promise 9", "was accepted before it was edited wrongly")
+
     def _check_jobs(self, quiet_s: float) -> None:
         for name, uid in self._world.uids.items():
             job, training = self._world.api.jobs.get(uid), self._world.training[name]
             if job is None or name in self._forged:
                 continue
             conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", ())}
+            if name in self._world.misedited:
+                self._check_misedited(name, conditions, quiet_s)
+                continue
             ready = conditions.get("Ready", {"status": "absent", "reason": "", "message": ""})
             why = self._why_no_clock(name)
             said = conditions.values() if self._world.specs[name].get("mode") else [ready]
@@ -272,15 +283,17 @@ class Promises:
                     f" {ready['reason']}: {ready['message']}"
                 )
                 return
-            objective = self._world.specs[name].get("objective", {})
-            for rank in training.ranks:
-                wanted = objective.get("clockMegahertz")
-                if not rank.gpu.locked_mhz or (wanted and rank.gpu.locked_mhz != wanted):
-                    self._now.fail(
-                        f"promise 6: {name} is Ready, and {rank.gpu.uuid} is at"
-                        f" {rank.gpu.locked_mhz or 'default'} MHz{f' instead of {wanted}' if wanted else ''}"
-                    )
-                    return
+            self._check_locked(name, "promise 6", "is Ready")
+
+    def _check_locked(self, name: str, promise: str, because: str) -> None:
+        wanted = self._world.specs[name].get("objective", {}).get("clockMegahertz")
+        for rank in self._world.training[name].ranks:
+            if not rank.gpu.locked_mhz or (wanted and rank.gpu.locked_mhz != wanted):
+                self._now.fail(
+                    f"{promise}: {name} {because}, and {rank.gpu.uuid} is at"
+                    f" {rank.gpu.locked_mhz or 'default'} MHz{f' instead of {wanted}' if wanted else ''}"
+                )
+                return
 
     def _why_no_clock(self, name: str) -> str:
         """The reason that is true of a job whose clocks must not be set; empty: there is none."""
@@ -310,5 +323,5 @@ class Promises:
             if not number % 2:
                 continue
             for rank in self._world.training[name].ranks if not self._foreign else ():
-                if self._now.now_ns - self.writes.get(rank.gpu.uuid, 0) < 10 * NS:
+                if self._now.now_ns - self.writes.at_ns.get(rank.gpu.uuid, 0) < 10 * NS:
                     self._now.fail(f"convergence: {rank.gpu.uuid} of {name} is still written {quiet_s:.0f} s later")

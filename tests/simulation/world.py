@@ -24,6 +24,7 @@ from tests.simulation.training import Rank, TrainingJob, Work
 from perseus_core import keys
 from perseus_core.instruction import Instruction, InstructionKind
 from perseus_core.marks import MarkSource
+from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.settings import Settings
 from perseus_operator.jobs.metrics import Metrics
@@ -141,7 +142,10 @@ class World:
         """The process that was last started on each GPU."""
         self.specs: dict[str, Any] = {}
         self.uids: dict[str, str] = {}
-        self.serving = Serving(self.scheduler, self.api, {named[number]: self.nodes[named[number]] for number in SERVES})
+        self.misedited: dict[str, tuple[str, JobRunner | None]] = {}
+        """Jobs whose spec is none: the field that is wrong, and what served it then by the spec before, if any."""
+        servers = {named[number]: self.nodes[named[number]] for number in SERVES}
+        self.serving = Serving(self.scheduler, self.api, servers)
         self._pods: dict[str, Pod] = {}
         self._number = 0
         self._marks = [self.scheduler.random.choice(list(MarkSource)) for _ in TRAINS]
@@ -247,19 +251,38 @@ class World:
     def apply_job(self, name: str) -> None:
         """A user creates the PerseusJob, again with the spec that it had."""
         self._number += 1
+        self.misedited.pop(name, None)
         self.uids[name] = f"uid-{name}-{self._number}"
         self.api.apply(NAMESPACE, name, self.uids[name], json.loads(json.dumps(self.specs[name])))
 
     def edit_job(self, name: str, changes: Mapping[str, Any]) -> None:
         """A user edits the spec."""
         self.specs[name] = {**self.specs[name], **changes}
+        self.misedited.pop(name, None)
         if name in self.uids:
             self.api.apply(NAMESPACE, name, self.uids[name], json.loads(json.dumps(self.specs[name])))
 
     def delete_job(self, name: str) -> None:
         """A user deletes the PerseusJob; training goes on."""
+        self.misedited.pop(name, None)
         if name in self.uids:
             self.api.delete(self.uids.pop(name))
+
+    def runner_of(self, name: str) -> JobRunner | None:
+        """What serves a PerseusJob; None: no replica does."""
+        for replica in self.replicas:
+            runner = replica.operator._runners.get(self.uids.get(name, "")) if replica.operator is not None else None
+            if runner is not None and replica.process.alive:
+                return runner
+        return None
+
+    def misedit_job(self, name: str, mistake: Mapping[str, Any]) -> None:
+        """A user writes a spec that is none."""
+        if name in self.uids:
+            runner = self.runner_of(name)
+            accepted = runner is not None and runner.job.spec is not None
+            self.misedited[name] = next(iter(mistake)), runner if accepted else None
+            self.api.apply(NAMESPACE, name, self.uids[name], json.loads(json.dumps({**self.specs[name], **mistake})))
 
     def start_training(self, name: str, number: int) -> None:
         """Start the job's pods: on each of its nodes one, with a GPU."""
