@@ -1,7 +1,7 @@
 """The machine that everything runs on: time, threads, locks, descriptors and the disk's sync are the scheduler's.
 
 ``install`` puts them in the place of the standard library's, once, before anything of the project is imported: so the
-production code needs no seam for it, and none is forgotten. Whatever is built from these (conditions, events, queues,
+production code needs no seam for it, and none is forgotten. Whatever is built from these (conditions, queues,
 futures, executors) is the standard library's own. Descriptors, memory and files are real; only waiting for them is not.
 """
 
