@@ -201,7 +201,8 @@ class ControlPlane:
         self._tls = ssl.create_default_context(cafile=folder / "ca.crt")
         self._tls.load_cert_chain(folder / "admin.pem")
         self._commands = layout.command_lines(assets)
-        self._commands["kube-apiserver"] += api_flags
+        # No pods are to reach it, and since 1.37 it does not start if it shall publish a loopback address to them.
+        self._commands["kube-apiserver"] += ("--endpoint-reconciler-type=none", *api_flags)
         if self.has_controllers:
             self._commands["kube-controller-manager"] += (*_PATIENCE, _AUTOSCALERS)
 
