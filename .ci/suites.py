@@ -94,6 +94,7 @@ BY_HAND: Final = (
     ("solver_batch", "two minutes more"),
     ("framework_job", "its image with PyTorch takes minutes more"),
     ("faults", "twelve minutes more"),
+    ("serving_day", "half an hour more"),
 )
 """Suites on a cluster for which there is no time here."""
 
