@@ -127,6 +127,7 @@ def test_a_malformed_plan_set_is_refused_whole_and_the_one_in_force_stays(stub: 
     assert (held.plan_id, [(s.data_parallel_rank, s.point) for s in held.selections]) == (PLANS.plan_id, [(0, 0)])
 
 
+@pytest.mark.timeout(120)  # nothing more comes once the lease has run out
 def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     lease = acquire(stub, [pod])
