@@ -36,7 +36,7 @@ TIMES_US = {
 
 
 class FakeAgent(stubs.AgentServicer):
-    """One node's agent: keeps what it is told, and refuses what the contract says it refuses."""
+    """One node's agent: keeps what it is sent, and refuses what the contract says it refuses."""
 
     def __init__(self, node: str, pipeline: int) -> None:
         self.node, self.pipeline = node, pipeline
