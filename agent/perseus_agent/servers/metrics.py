@@ -96,15 +96,6 @@ SERIES: Final = (
         (*_NODE, "quantile"),
     ),
     Series(
-        "perseus_agent_clock_call_seconds",
-        "gauge",
-        "Duration of the driver's call, p50 and p99, of the node's slowest GPU.",
-        (*_NODE, "quantile"),
-    ),
-    Series(
-        "perseus_agent_switch_latency_measured_total", "counter", "Clock changes whose latency was measured.", _NODE
-    ),
-    Series(
         "perseus_agent_mark_lead_seconds",
         "gauge",
         "Longest time by which a host was ahead of its GPU in the last iteration; absent: not known.",
@@ -257,13 +248,9 @@ class NodeCollector(Collector):
         yield "perseus_agent_clock_switches_total", (), sum(each.writes for each in governors)
         yield "perseus_agent_clock_requests_skipped_total", (), sum(each.skipped for each in governors)
         yield "perseus_agent_clock_restores_total", (), sum(each.restores for each in governors)
-        measured = sum(each.latency.measured for each in governors)
-        yield "perseus_agent_switch_latency_measured_total", (), measured
-        for name, times_s in zip(
-            ("switch_latency", "clock_call"), zip(*map(_clock_times_s, workers), strict=True), strict=False
-        ):
-            for quantile, slowest_s in zip(QUANTILES, map(max, zip(*times_s, strict=True)), strict=True):
-                yield f"perseus_agent_{name}_seconds", (quantile,), slowest_s
+        for quantile, *times_s in zip(QUANTILES, *map(_latency_s, workers), strict=True):
+            if times_s:
+                yield "perseus_agent_switch_latency_seconds", (quantile,), max(times_s)
         leads_s = [lead_s for worker in workers if (lead_s := worker.lead_s) is not None]
         if leads_s:
             yield "perseus_agent_mark_lead_seconds", (), max(leads_s)
@@ -314,7 +301,9 @@ def _of_gpu(worker: GpuWorker) -> Iterator[Sample]:
     yield "perseus_gpu_clock_switches_total", gpu, governor.writes
     yield "perseus_gpu_clock_requests_skipped_total", gpu, governor.skipped
     yield "perseus_gpu_clock_restores_total", gpu, governor.restores
-    for name, times_s in zip(("switch_latency", "clock_call"), _clock_times_s(worker), strict=True):
+    calls = governor.latency.calls
+    calls_s = s_from_us(calls.p50_us), s_from_us(calls.p99_us)
+    for name, times_s in (("switch_latency", _latency_s(worker)), ("clock_call", calls_s)):
         for quantile, time_s in zip(QUANTILES, times_s, strict=True):
             yield f"perseus_gpu_{name}_seconds", (*gpu, quantile), time_s
     yield "perseus_gpu_switch_latency_measured_total", gpu, governor.latency.measured
@@ -338,11 +327,10 @@ def _under_plan(worker: GpuWorker) -> bool:
     return worker.governor.resting_mhz is not None or (follower is not None and follower.plan is not None)
 
 
-def _clock_times_s(worker: GpuWorker) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Latency of clock changes and duration of the driver's calls: p50 and p99 each."""
-    latency = worker.governor.latency
-    calls = latency.calls
-    return (latency.switch.p50_s, latency.switch.p99_s), (s_from_us(calls.p50_us), s_from_us(calls.p99_us))
+def _latency_s(worker: GpuWorker) -> tuple[float, float]:
+    """Of clock changes: p50 and p99."""
+    switch = worker.governor.latency.switch
+    return switch.p50_s, switch.p99_s
 
 
 def _job_labels(job_name: str) -> tuple[str, str]:
