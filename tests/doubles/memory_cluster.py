@@ -87,8 +87,8 @@ class MemoryCluster(StoredObjects):
         self._count("list pods", [pod.uid for pod in self._pods])
         return list(self._pods)
 
-    async def autoscalers(self, namespace: str) -> list[Json]:
-        return []
+    async def autoscalers(self, namespace: str) -> tuple[list[Json], bool]:
+        return [], True
 
     async def close(self) -> None:
         """Nothing is open."""

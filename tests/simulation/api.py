@@ -254,9 +254,9 @@ class ApiConnection:
         _, pods = self.server.as_of(self.server.scheduler.now_ns - int(self.faults.stale_s * 1e9))
         return list(pods) if self.faults.stale_s else list(self.server.pods)
 
-    async def autoscalers(self, namespace: str) -> list[Json]:
+    async def autoscalers(self, namespace: str) -> tuple[list[Json], bool]:
         """There are none; the answer is not late either, so that seeds stay what they were."""
-        return []
+        return [], True
 
     async def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:
         await self._reach()

@@ -7,7 +7,7 @@ no more, of all namespaces, and need another right. One list serves all pools of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from perseus_operator.clients.kube.interface import Kube
@@ -37,16 +37,16 @@ class Autoscalers:
             if runner.family.autoscalers_wanted:
                 by_namespace.setdefault(runner.ref.namespace, []).append(runner)
         for namespace, wanting in by_namespace.items():
-            bodies: Sequence[Json] | None = None
+            bodies, complete = list[Json](), False
             try:
-                bodies = await self._kube.autoscalers(namespace)
+                bodies, complete = await self._kube.autoscalers(namespace)
             except (KubeForbidden, KubeNotFound) as error:
                 self._warn(namespace, error)
             except KubeError as error:
                 logger.warning("%s: HorizontalPodAutoscalers not read: %s", namespace, error)
                 continue
             for runner in wanting:
-                runner.observe_autoscalers(bodies)
+                runner.observe_autoscalers(bodies, complete=complete)
 
     def _warn(self, namespace: str, error: KubeError) -> None:
         if not self._refused:

@@ -158,9 +158,9 @@ class JobRunner:
             self.job.taken_pods_observed(taken)
             self._wake.now()
 
-    def observe_autoscalers(self, bodies: Sequence[Json] | None) -> None:
-        """Take in all HorizontalPodAutoscalers of the namespace, as they are now; None: they may not be read."""
-        if self.family.autoscalers_observed(bodies):
+    def observe_autoscalers(self, bodies: Sequence[Json], *, complete: bool) -> None:
+        """Take in HorizontalPodAutoscalers of the namespace, as they are now, and whether these are all."""
+        if self.family.autoscalers_observed(bodies, complete=complete):
             self._wake.now()
 
     def member(self, now: Now, *, settled: bool) -> Member | None:

@@ -131,10 +131,8 @@ class Family(Protocol):
         """Whether it must know of HorizontalPodAutoscalers in its namespace."""
         return False
 
-    def autoscalers_observed(self, bodies: Sequence[Any] | None) -> bool:  # noqa: ARG002
-        """Take in all that there are now, as JSON, None: they may not be read; whether the job must be looked at at
-        once.
-        """
+    def autoscalers_observed(self, bodies: Sequence[Any], *, complete: bool) -> bool:  # noqa: ARG002
+        """Take in those that were read, as JSON, and whether they are all; whether the job must be looked at at once."""
         return False
 
     @property

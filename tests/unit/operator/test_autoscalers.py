@@ -220,7 +220,8 @@ class Many:
 async def test_of_a_namespace_no_more_are_read_than_a_bound() -> None:
     many: Any = Many()
     async with served(many) as kube:
-        assert len(await kube.autoscalers("team")) == 500
+        read, complete = await kube.autoscalers("team")
+    assert (len(read), complete) == (500, False)
     assert set(many.asked) == {"/apis/autoscaling/v2/namespaces/team/horizontalpodautoscalers"}
 
 
@@ -235,29 +236,33 @@ async def test_what_the_api_server_refuses_is_said_as_an_error(status: int, erro
 class Cluster:
     """Two pools of one namespace, and a job that asks for no autoscalers."""
 
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.asked, self.observed = answer, list[str](), list[Any]()
+    def __init__(self, answer: Any, *, complete: bool = True) -> None:
+        self.answer, self.complete, self.asked, self.observed = answer, complete, list[str](), list[Any]()
         families = [SimpleNamespace(autoscalers_wanted=wanted) for wanted in (True, True, False)]
         self.runners: list[Any] = [
             SimpleNamespace(
-                family=family, ref=SimpleNamespace(namespace="team"), observe_autoscalers=self.observed.append
+                family=family, ref=SimpleNamespace(namespace="team"), observe_autoscalers=self._observe
             )
             for family in families
         ]
         kube: Any = self
         self.reader = Autoscalers(kube, lambda: self.runners)
 
-    async def autoscalers(self, namespace: str) -> list[Any]:
+    async def autoscalers(self, namespace: str) -> tuple[list[Any], bool]:
         self.asked.append(namespace)
         if isinstance(self.answer, KubeError):
             raise self.answer
-        return list(self.answer)
+        return list(self.answer), self.complete
+
+    def _observe(self, bodies: list[Any], *, complete: bool) -> None:
+        self.observed.append((bodies, complete))
 
 
-async def test_a_namespace_is_asked_once_for_all_its_pools() -> None:
-    cluster = Cluster([GOOD])
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_namespace_is_asked_once_for_all_its_pools(complete: bool) -> None:
+    cluster = Cluster([GOOD], complete=complete)
     await cluster.reader.observe()
-    assert (cluster.asked, cluster.observed) == (["team"], [[GOOD], [GOOD]])
+    assert (cluster.asked, cluster.observed) == (["team"], [([GOOD], complete)] * 2)
 
 
 @pytest.mark.parametrize("error", [KubeForbidden("403"), KubeNotFound("404")])
@@ -269,7 +274,7 @@ async def test_without_the_right_or_the_api_one_warning_says_so(
         for _ in range(3):
             await cluster.reader.observe()
     assert len(caplog.records) == 1
-    assert cluster.observed == [None] * 6, "as if there were none"
+    assert cluster.observed == [([], False)] * 6, "as if there were none, but none is known to be gone"
 
 
 async def test_where_nothing_answers_what_was_observed_last_stays() -> None:
@@ -297,11 +302,11 @@ def test_a_pool_raises_its_clocks_for_an_autoscaler_says_so_and_lowers_them_afte
     near.look(0.0, 3.0)
     far.look(0.0, 0.6)
     assert pool.family.autoscalers_wanted
-    assert not pool.family.autoscalers_observed([near.body(target="other"), far.body()])
+    assert not pool.family.autoscalers_observed([near.body(target="other"), far.body()], complete=True)
     pool.run(2)
     assert FOLLOW_TABLE in pool.clocks, "there is room, or it is of another workload"
     assert pool.conditions()[ConditionType.CLOCKS_APPLIED].reason is Reason.TABLE_IN_FORCE
-    assert pool.family.autoscalers_observed([near.body()])
+    assert pool.family.autoscalers_observed([near.body()], complete=True)
     pool.run(2)
     assert pool.clocks == [0, 0, 0]
     applied = pool.conditions()[ConditionType.CLOCKS_APPLIED]
@@ -314,22 +319,22 @@ def test_a_pool_raises_its_clocks_for_an_autoscaler_says_so_and_lowers_them_afte
     began, free = pool.second, False
     while not free:
         pool.run(15)
-        free = pool.family.autoscalers_observed([far.body()])
+        free = pool.family.autoscalers_observed([far.body()], complete=True)
         assert free or pool.clocks == [0, 0, 0]
     assert 300 <= pool.second - began <= 330
     pool.run(2)
     assert FOLLOW_TABLE in pool.clocks
 
 
-def test_a_deleted_autoscaler_holds_no_clock_any_more_but_one_that_may_not_be_read_does() -> None:
+def test_a_deleted_autoscaler_holds_no_clock_any_more_but_one_that_was_not_read_does() -> None:
     pool = enforced()
     near = Double(3, least=3, tolerance=0.1)
     near.look(0.0, 3.0)
-    assert pool.family.autoscalers_observed([near.body()])
+    assert pool.family.autoscalers_observed([near.body()], complete=True)
     pool.run(15)
-    assert not pool.family.autoscalers_observed(None)
+    assert not pool.family.autoscalers_observed([], complete=False)
     pool.run(15)
-    assert pool.family.autoscalers_observed([])
+    assert pool.family.autoscalers_observed([], complete=True)
     pool.run(2)
     assert FOLLOW_TABLE in pool.clocks
 
@@ -338,7 +343,7 @@ def test_beside_an_autoscaler_that_is_near_no_clock_is_tried() -> None:
     pool = EnginePool(2, workload={"apiVersion": "apps/v1", "kind": "Deployment", "name": "llama"})
     near = Double(2, tolerance=0.1)
     near.look(0.0, 2.0)
-    pool.family.autoscalers_observed([near.body()])
+    pool.family.autoscalers_observed([near.body()], complete=True)
     pool.run(60)
     assert pool.clocks == [0, 0]
     applied = pool.conditions()[ConditionType.CLOCKS_APPLIED]

@@ -284,7 +284,7 @@ class KubeClient(ObjectStore, AccessReviews):
                 pods += [pod for raw in page["items"] if (pod := pod_of(raw)) is not None]
         return pods
 
-    async def autoscalers(self, namespace: str) -> list[Json]:
+    async def autoscalers(self, namespace: str) -> tuple[list[Json], bool]:
         """See ``Kube``."""
         autoscalers, api = list[Json](), k8s.AutoscalingV2Api(self._api)
         token: dict[str, Any] = {}
@@ -296,8 +296,8 @@ class KubeClient(ObjectStore, AccessReviews):
             autoscalers += page["items"] or ()
             token = {"_continue": page.get("metadata", {}).get("continue")}
             if not token["_continue"]:
-                break
-        return autoscalers
+                return autoscalers, True
+        return autoscalers, False
 
     async def resource_slices(self, node: str) -> list[Json]:
         """See ``Kube``."""

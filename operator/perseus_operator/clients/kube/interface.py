@@ -170,8 +170,11 @@ class Kube(Protocol):
         """
         ...
 
-    async def autoscalers(self, namespace: str) -> list[Json]:
+    async def autoscalers(self, namespace: str) -> tuple[list[Json], bool]:
         """List the first HorizontalPodAutoscalers of a namespace, in version ``autoscaling/v2``.
+
+        Returns:
+            them, and whether there are no more.
 
         Raises:
             KubeNotFound: the API server has none in this version.

@@ -72,13 +72,13 @@ class ServingFamily(Family):
         spec = self.pool.spec
         return spec is not None and spec.sets_clocks and not spec.suspend
 
-    def autoscalers_observed(self, bodies: Sequence[Any] | None) -> bool:
+    def autoscalers_observed(self, bodies: Sequence[Any], *, complete: bool) -> bool:
         """See ``Family``."""
         pool, restraint = self.pool, self.pool.restraint
         now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
         pods = [pod for node in self._job.nodes.values() for pod in node.pods]
-        autoscalers, before = autoscalers_of(bodies or (), targets_of(pool.spec, pods)), restraint.near
-        exist = None if bodies is None else set(map(name_of, bodies))
+        autoscalers, before = autoscalers_of(bodies, targets_of(pool.spec, pods)), restraint.near
+        exist = set(map(name_of, bodies)) if complete else None
         restraint.looked(autoscalers, pool.arrivals.per_s(wall_s), now_s, lowered=are_lowered(pool), exist=exist)
         return restraint.near != before
 
