@@ -132,7 +132,7 @@ class Family(Protocol):
         return False
 
     def autoscalers_observed(self, bodies: Sequence[Any], *, complete: bool) -> bool:  # noqa: ARG002
-        """Take in those that were read, as JSON, and whether they are all; whether the job must be looked at at once."""
+        """Take in those that were read, as JSON, and whether these are all; whether the job must be looked at now."""
         return False
 
     @property
