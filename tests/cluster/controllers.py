@@ -18,7 +18,8 @@ from typing import Any, Final
 import pytest
 import yaml
 from installation import PATIENCE_S
-from journey import AGENTS, CONFINED, PHYSICS, TRAINING, Journey, Training
+from journey import AGENTS, Journey
+from training import CONFINED, PHYSICS, TRAINING, Training
 
 from local_cluster.errors import ClusterError
 from local_cluster.images import wrap

@@ -331,6 +331,25 @@ class Installation:
             found[f"trainer of {job.node.name}"] = self.core.read_namespaced_pod(job.name, TRAINING)
         return found
 
+    def restarts(self, pod: Any) -> int:
+        """Return how often the first container of a pod was restarted."""
+        found = self.core.read_namespaced_pod(pod.metadata.name, SYSTEM)
+        return int(found.status.container_statuses[0].restart_count)
+
+    def operator_first(self) -> list[Job]:
+        """Return the jobs, with the job on the operator's node first."""
+        node = self.pod("operator").spec.node_name
+        return sorted(self.jobs, key=lambda job: job.node.name != node)
+
+    def freed_after(self, job: Job, since: float) -> float:
+        """Wait until every GPU of a job was reset to default clocks; return the seconds until the last one was."""
+
+        def freed() -> list[float] | None:
+            times = [gpu.default_after(since) for gpu in job.gpus]
+            return [time for time in times if time is not None] if None not in times else None
+
+        return max(self.eventually("every GPU is reset to default clocks", freed, PATIENCE_S))
+
 
 PROGRAMS = {
     "operator": "perseus-operator",

@@ -6,7 +6,8 @@ import contextlib
 import re
 from typing import Any
 
-from journey import TRAINING, Journey
+from journey import Journey
+from training import TRAINING
 
 from perseus_core import keys
 from perseus_sim.profiles import profile_csv

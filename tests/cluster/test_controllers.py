@@ -25,8 +25,9 @@ from controllers import (
     restarting_in_place,
 )
 from installation import PATIENCE_S, PROGRAMS, find
-from journey import TRAINING, Journey, Training
+from journey import Journey
 from kubernetes import client
+from training import TRAINING, Training
 
 from perseus_core import keys
 

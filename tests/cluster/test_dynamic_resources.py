@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from controllers import CLAIMED, install_for_workloads, job_set, queued
 from installation import PATIENCE_S
-from journey import AGENTS, CONFINED, RESTRICTED, TRAINING, Journey, Training
+from journey import AGENTS, Journey
+from training import CONFINED, RESTRICTED, TRAINING, Training
 from training_job import TRAINER_IMAGE
 
 from perseus_core import keys

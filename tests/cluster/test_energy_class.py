@@ -16,8 +16,9 @@ import monitoring
 import pytest
 import yaml
 from installation import CHART, PATIENCE_S, SYSTEM
-from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
+from journey import AGENTS, Journey
 from kubernetes import client
+from training import PHYSICS, TRAINING, Training
 
 from local_cluster.errors import ClusterError
 from perseus_core import keys

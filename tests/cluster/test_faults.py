@@ -140,7 +140,7 @@ def test_no_gpu_stays_locked_when_one_of_our_processes_is_killed(
             assert find(pods[name], PROGRAMS["agent"]) == agent, "the agent lives"
             assert all(gpu.default_after(struck) is None for gpu in job.gpus), "and drives every GPU"
         else:
-            seconds[role].append(freed_after(installation, job, struck))
+            seconds[role].append(installation.freed_after(job, struck))
         assert all(gpu.default_after(struck) is None for gpu in other.gpus), "the other node's plan is untouched"
         installation.trains_on()
         installation.wait_for_plans()
@@ -164,7 +164,7 @@ def test_an_agent_that_hangs_loses_its_gpus(installation: Installation, watch: W
     job, other = installation.jobs
     pods, struck = installation.pods_by_role(), time.monotonic()
     assert signal_role(pods, f"agent of {job.node.name}", signal.SIGSTOP)
-    record_worst(figures, "longest to default clocks of an agent that hangs, s", freed_after(installation, job, struck))
+    record_worst(figures, "longest to default clocks of an agent that hangs, s", installation.freed_after(job, struck))
     assert all(gpu.default_after(struck) is None for gpu in other.gpus), "the other node's plan is untouched"
     figures["faults survived"] += 1
 
@@ -198,11 +198,11 @@ def test_replicas_of_the_operator_follow_each_other(installation: Installation, 
 def test_a_node_that_is_cut_off_frees_its_gpus_when_the_lease_ends(
     installation: Installation, watch: Watch, figures: Figures
 ) -> None:
-    other, job = operator_first(installation)  # cutting off the operator's own node would also cut off the operator
+    other, job = installation.operator_first()  # cutting off the operator's own node would also cut off the operator
     struck = time.monotonic()
     mend = cut_off(job.node, installation.pods_by_role()["operator"].status.pod_ip)
     try:
-        freed = freed_after(installation, job, struck)
+        freed = installation.freed_after(job, struck)
         assert freed < LEASE_TTL_S + SLACK_S
         installation.trains_on()
         assert all(gpu.default_after(struck) is None for gpu in other.gpus), "the other node's plan is untouched"
@@ -221,7 +221,7 @@ def test_an_evicted_agent_resets_its_clocks_and_is_replaced(
     agent_exit.start()
     eviction = {"metadata": {"name": pod.metadata.name, "namespace": SYSTEM}}
     installation.core.create_namespaced_pod_eviction(pod.metadata.name, SYSTEM, eviction)
-    record_worst(figures, "longest to default clocks after an eviction, s", freed_after(installation, job, struck))
+    record_worst(figures, "longest to default clocks after an eviction, s", installation.freed_after(job, struck))
     assert agent_exit.left_locked() == [], "reset by the evicted agent, not by the next one"
     installation.eventually(
         "another agent runs", lambda: installation.pod("agent", job.node).metadata.uid != pod.metadata.uid
@@ -234,14 +234,12 @@ def test_an_agent_killed_for_memory_is_started_again(
 ) -> None:
     job, pods, struck = installation.jobs[0], installation.pods_by_role(), time.monotonic()
     role = f"agent of {job.node.name}"
-    before = restarts(installation, pods[role])
+    before = installation.restarts(pods[role])
     exhaust_memory(pods, role)
-    installation.eventually("the agent was killed", lambda: restarts(installation, pods[role]) > before)
+    installation.eventually("the agent was killed", lambda: installation.restarts(pods[role]) > before)
     container = installation.core.read_namespaced_pod(pods[role].metadata.name, SYSTEM).status.container_statuses[0]
     assert container.last_state.terminated.reason == "OOMKilled"
-    record_worst(
-        figures, "longest to default clocks after a kill for memory, s", freed_after(installation, job, struck)
-    )
+    record_worst(figures, "longest to default clocks after a kill for memory, s", installation.freed_after(job, struck))
     figures["faults survived"] += 1
 
 
@@ -260,7 +258,7 @@ def test_certificates_that_expire_and_are_renewed(installation: Installation, wa
     assert kill_role(installation.pods_by_role(), "operator")  # otherwise its open connections would last for an hour
     struck = time.monotonic()
     for job in installation.jobs:
-        assert freed_after(installation, job, struck) < LEASE_TTL_S + SLACK_S
+        assert installation.freed_after(job, struck) < LEASE_TTL_S + SLACK_S
     installation.trains_on()
     installation.eventually(
         "the status reports it", lambda: not any(job.in_force() for job in installation.jobs), PATIENCE_S
@@ -291,7 +289,7 @@ def test_a_minute_without_api_server_on_a_bad_network_changes_no_clock(
 
     It comes after the tests that need Kubernetes' controllers, which take half a minute to work after such an outage.
     """
-    slow, lossy = operator_first(installation)
+    slow, lossy = installation.operator_first()
     pods, struck = installation.pods_by_role(), time.monotonic()
     source, target = (pods[role].status.pod_ip for role in ("operator", f"agent of {slow.node.name}"))
     ends = [delay(slow.node, source, target, keys.DEFAULT_GRPC_PORT, 200)]
@@ -349,7 +347,7 @@ def restart_processes(installation: Installation, job: Job) -> None:
 
 
 def test_a_node_that_is_gone_for_good(installation: Installation, watch: Watch, figures: Figures) -> None:
-    other, job = operator_first(installation)
+    other, job = installation.operator_first()
     pid, struck = job.node.pid, time.monotonic()
     assert pid is not None
     job.gpus, job.spare = [], []  # they are gone too
@@ -389,27 +387,6 @@ def stays_in_force(installation: Installation, since: float, at_least_s: float) 
         time.sleep(1)
     freed = {gpu.uuid: gpu.default_after(since) for job in installation.jobs for gpu in job.gpus}
     assert set(freed.values()) == {None}, "every lease was renewed in time"
-
-
-def operator_first(installation: Installation) -> list[Job]:
-    """Return the jobs, with the job on the operator's node first."""
-    node = installation.pod("operator").spec.node_name
-    return sorted(installation.jobs, key=lambda job: job.node.name != node)
-
-
-def restarts(installation: Installation, pod: Any) -> int:
-    found = installation.core.read_namespaced_pod(pod.metadata.name, SYSTEM)
-    return int(found.status.container_statuses[0].restart_count)
-
-
-def freed_after(installation: Installation, job: Job, since: float) -> float:
-    """Wait until every GPU of a job was reset to default clocks; return the seconds until the last one was."""
-
-    def freed() -> list[float] | None:
-        times = [gpu.default_after(since) for gpu in job.gpus]
-        return [time for time in times if time is not None] if None not in times else None
-
-    return max(installation.eventually("every GPU is reset to default clocks", freed, PATIENCE_S))
 
 
 def record_worst(figures: Figures, name: str, value: float) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from installation import PATIENCE_S
-from journey import AGENTS, TRAINING, Journey, Training
+from journey import AGENTS, Journey
+from training import TRAINING, Training
 
 from perseus_core import keys
 

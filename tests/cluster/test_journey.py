@@ -18,9 +18,10 @@ import pytest
 import yaml
 from evil_tenant import EvilTenant
 from installation import CHART, PATIENCE_S, SYSTEM
-from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
+from journey import AGENTS, Journey
 from tests.dashboards import queries
 from tests.rights import OCCASIONAL, lacking
+from training import A100, PHYSICS, TRAINING, Training
 
 from perseus_core import keys
 from perseus_operator.replicas.shard import SEATS, SHARDS, seat_lease, shard_lease
@@ -120,7 +121,7 @@ def test_only_agents_need_more_than_the_standard_restricted(journey: Journey) ->
 
 
 def test_prometheus_finds_operator_and_agents(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    all_are_scraped(journey, prometheus)
+    journey.all_are_scraped(prometheus)
     journey.say("Prometheus has found operator and agents by Kubernetes service discovery, and scrapes them")
 
 
@@ -352,7 +353,7 @@ def test_plain_pods_with_several_ranks_each(journey: Journey) -> None:
 
 def test_every_dashboard_had_data(journey: Journey, prometheus: monitoring.Prometheus) -> None:
     """Every query of every dashboard and page had data, and Prometheus has also found the upgraded agents."""
-    all_are_scraped(journey, prometheus)
+    journey.all_are_scraped(prometheus)
     seconds = f"{time.time() - journey.begun_s:.0f}s"
     asked = queries({**IN_GRAFANA, "$__range": seconds})
     expressions = {where: query for where, query in asked.items() if not OF_SERVING.search(f"{where} {query}")}
@@ -392,17 +393,3 @@ def test_after_uninstall_only_definitions_and_leases_are_left(journey: Journey) 
         assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
     assert not journey.locked()
     journey.say("only the definitions are left, and the Leases from which the next operator goes on")
-
-
-def all_are_scraped(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    """Wait until Prometheus scrapes the current operator, worker and agents, and nothing else."""
-
-    def scraped() -> bool:
-        pods = [pod.metadata.name for component in ("operator", "solver", "agent") for pod in journey.pods(component)]
-        found = prometheus.scraped()
-        jobs = {job for job, _ in found}
-        assert len(jobs) == 2, "the PodMonitor's, and the one of the install page"
-        assert found == {(job, pod): "up" for job in jobs for pod in pods}
-        return True
-
-    journey.eventually("operator and agents are found and scraped", scraped, PATIENCE_S)

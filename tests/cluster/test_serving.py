@@ -16,9 +16,10 @@ import pytest
 import yaml
 from faults import kill_part, start_all
 from installation import PATIENCE_S
-from journey import AGENTS, TRAINING, Journey
+from journey import AGENTS, Journey
 from metrics_adapter import adapter
 from outside_gpu import GPUS
+from training import TRAINING
 
 from perseus_core import keys
 from perseus_sim.gpus.shim_gpu import describe

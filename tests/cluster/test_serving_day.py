@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import yaml
 from installation import PATIENCE_S
-from journey import AGENTS, TRAINING, Journey
+from journey import AGENTS, Journey
 from keda import keda
 from tests.doubles.serving_day import FIRST_TOKEN_S, MODEL, PER_TOKEN_S, Watched
+from training import TRAINING
 
 from perseus_core import keys
 

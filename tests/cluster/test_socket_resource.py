@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from installation import PATIENCE_S
-from journey import A100, AGENTS, CONFINED, PHYSICS, RESTRICTED, TRAINING, Journey, Training
+from journey import AGENTS, Journey
 from kubernetes import client
+from training import A100, CONFINED, PHYSICS, RESTRICTED, TRAINING, Training
 from training_job import TRAINER_IMAGE
 
 from perseus_core import keys

@@ -30,7 +30,8 @@ from controllers import (
     installed,
 )
 from installation import PATIENCE_S, PROGRAMS, find
-from journey import TRAINING, Journey, Training
+from journey import Journey
+from training import TRAINING, Training
 
 from local_cluster.errors import ClusterError
 from perseus_core import keys

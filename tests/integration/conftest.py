@@ -38,6 +38,7 @@ WITHIN_THIS_PROCESS = {
     "test_client_session.py",
     "test_device_plugin.py",
     "test_dynamic_resources.py",
+    "test_nvml_energy.py",
     "test_nvml_shim.py",
     "test_nvml_shim_changes.py",
     "test_operator_rpc.py",

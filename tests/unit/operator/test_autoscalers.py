@@ -240,9 +240,7 @@ class Cluster:
         self.answer, self.complete, self.asked, self.observed = answer, complete, list[str](), list[Any]()
         families = [SimpleNamespace(autoscalers_wanted=wanted) for wanted in (True, True, False)]
         self.runners: list[Any] = [
-            SimpleNamespace(
-                family=family, ref=SimpleNamespace(namespace="team"), observe_autoscalers=self._observe
-            )
+            SimpleNamespace(family=family, ref=SimpleNamespace(namespace="team"), observe_autoscalers=self._observe)
             for family in families
         ]
         kube: Any = self
