@@ -152,9 +152,9 @@ class LightAgent(stubs.AgentServicer):
             self.expire()
             pods = [PodName(pod.uid, pod.namespace, pod.name) for pod in request.pods]
             wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, request.ttl_ms / 1000, pods)
-            asked = self.leases.asked(wanted)
+            self.leases.check(wanted)
             self._journal.record_epoch(request.job_uid, request.epoch)
-            return self._lease(self.leases.acquire(wanted, asked)[0])
+            return self._lease(self.leases.acquire(wanted)[0])
 
         return await self._answer(context, act)
 

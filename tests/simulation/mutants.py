@@ -305,7 +305,7 @@ MUTANTS: Final = {
             "overtaken-request-granted",
             "perseus_agent.node.leases",
             "hole of a seed",
-            ("        if lease is not None and asked < lease.asked:\n", "        if False:\n"),
+            ("    if number and number < lease.number:\n", "    if False:\n"),
             needs=("disk slow",),
         ),
         _mutant(

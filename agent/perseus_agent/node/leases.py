@@ -62,6 +62,8 @@ class LeaseRequest:
     clock: RestingClock = NO_RESTING_CLOCK
     named_gpus: Sequence[tuple[str, str]] = ()
     """Devices by claims: ``pool/device`` and its UUID, as the driver that named them for these pods has published."""
+    number: int = 0
+    """Of what the operator asks under its epoch, counted up."""
 
 
 @dataclass
@@ -83,8 +85,8 @@ class JobLease:
     """Of its serving engines; None: they run at their default clocks."""
     orders_id: str = ""
     selected_s: float | None = None
-    asked: int = 0
-    """Number of the request that was granted last."""
+    number: int = 0
+    """The highest of what was asked under its epoch. What comes after a later request was given up by its caller."""
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left; of the last ``MAX_FURTHEST``
     pipelines. An entry goes when the first rank of that pipeline returns."""
@@ -136,7 +138,6 @@ class LeaseTable:
         journal.keep_epochs(lambda job_uid: job_uid in self._jobs)
         self.expiries = 0
         """Leases that ran out."""
-        self._asked = 0
 
     def check(self, wanted: LeaseRequest) -> None:
         """Whether ``acquire`` would accept this now, before its epoch is written to the journal.
@@ -161,24 +162,9 @@ class LeaseTable:
         if wanted.job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
             raise TooMuch(f"job_uid: at most {MAX_JOBS} jobs on one node")
 
-    def asked(self, wanted: LeaseRequest) -> int:
-        """Check a request as it comes, and number it: the journal may take longer over one than over the next.
-
-        Raises:
-            RequestError: one of its classes.
-        """
-        self.check(wanted)
-        self._asked += 1
-        return self._asked
-
-    def acquire(self, wanted: LeaseRequest, asked: int) -> tuple[JobLease, list[JobLease]]:
+    def acquire(self, wanted: LeaseRequest) -> tuple[JobLease, list[JobLease]]:
         """Take control of a job, or take it over, or replace its pods or its clock. Plans in force stay in force. The
         journal must know the epoch already.
-
-        Args:
-            wanted: by the operator.
-            asked: number of the request. One that came before what the lease has now is refused: its caller has given
-                up, and asked again.
 
         Returns:
             The lease, and those of other jobs that it ends: they had lapsed and named one of its pods.
@@ -188,8 +174,8 @@ class LeaseTable:
         """
         self.check(wanted)
         by_uid, lease = _check_pods(wanted.pods), self._jobs.get(wanted.job_uid)
-        if lease is not None and asked < lease.asked:
-            raise NoLease(f"job_uid: a later request for the lease of {wanted.job_uid!r} was granted first")
+        if lease is not None and lease.epoch == wanted.epoch:
+            _check_number(lease, wanted.number)
         ended = self._others(wanted.job_uid, by_uid)
         for other in ended:
             del self._jobs[other.job_uid]
@@ -208,7 +194,7 @@ class LeaseTable:
             lease.clock = wanted.clock
         elif lease.clock.mhz:
             lease.clock = RestingClock(lease.clock.mhz, wanted.clock.keep_s)
-        lease.named_gpus, lease.asked = dict(wanted.named_gpus), asked
+        lease.named_gpus, lease.number = dict(wanted.named_gpus), wanted.number
         lease.lapsed = False
         return lease, ended
 
@@ -233,7 +219,7 @@ class LeaseTable:
         return self._jobs.pop(job_uid, None)
 
     def held(self, job_uid: str, epoch: int) -> JobLease:
-        """The lease under which a command is given.
+        """The lease that an operator holds.
 
         Raises:
             StaleEpoch: a newer epoch has been seen.
@@ -247,6 +233,18 @@ class LeaseTable:
             raise NoLease(
                 f"epoch: the lease of {job_uid!r} was acquired with {lease.epoch}; acquire it with {epoch} first"
             )
+        return lease
+
+    def commanded(self, job_uid: str, epoch: int, number: int) -> JobLease:
+        """The lease under which a command is given.
+
+        Raises:
+            StaleEpoch: a newer epoch has been seen.
+            NoLease: as of ``held``, or a later command came first.
+        """
+        lease = self.held(job_uid, epoch)
+        _check_number(lease, number)
+        lease.number = max(lease.number, number)
         return lease
 
     def expired(self) -> list[JobLease]:
@@ -359,6 +357,12 @@ class LeaseTable:
         seen = self._journal.epoch(job_uid)
         if epoch < seen:
             raise StaleEpoch(f"epoch: {epoch} is older than {seen}, the highest seen for {job_uid!r}", seen)
+
+
+def _check_number(lease: JobLease, number: int) -> None:
+    """What an older operator asks has no number, 0."""
+    if number and number < lease.number:
+        raise NoLease(f"number: {number} comes after {lease.number} for the lease of {lease.job_uid!r}")
 
 
 def _check_ttl(ttl_s: float) -> None:

@@ -139,12 +139,12 @@ class Node:
         with self._lock:
             self._check_serving()
             self._expire()
-            asked = self.leases.asked(wanted)
+            self.leases.check(wanted)
         # Without the lock: a slow disk must not keep leases from expiring.
         self._journal.record_epoch(wanted.job_uid, wanted.epoch)
         with self._lock:
             self._check_serving()
-            lease, ended = self.leases.acquire(wanted, asked)
+            lease, ended = self.leases.acquire(wanted)
             for other in ended:
                 self._end(other, "the lease of another job names the pod")
             self._lease_clocks.leased(lease)
@@ -168,35 +168,35 @@ class Node:
         wait(pending.values(), RELEASE_WAIT_S)
         return sorted(uuid for uuid, future in pending.items() if succeeded(future))
 
-    def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
+    def push(self, job_uid: str, epoch: int, plan_set: PlanSet, number: int) -> None:
         """Store a plan set: all of it, or after an error nothing."""
         self._check_clocks("plan_set.clocks_mhz", set(plan_set.clocks_mhz))
         with self._lock:
             self._check_serving()
-            lease = self.leases.held(job_uid, epoch)
+            lease = self.leases.commanded(job_uid, epoch, number)
             self.leases.check_room(lease, plan_set)
             lease.plans.push(plan_set)
 
     def select(
-        self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int | None], from_iteration: int
+        self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int | None], from_iteration: int, number: int
     ) -> int:
         """Choose points; returns the furthest iteration begun by a rank of the job on this node."""
         with self._lock:
             self._check_serving()
-            lease = self.leases.held(job_uid, epoch)
+            lease = self.leases.commanded(job_uid, epoch, number)
             furthest = self._sessions.furthest(job_uid)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = self._monotonic_s()
             self._ordered(lease)
             return max(furthest.values(), default=0)
 
-    def order_engines(self, job_uid: str, epoch: int, orders: EngineOrders) -> None:
+    def order_engines(self, job_uid: str, epoch: int, orders: EngineOrders, number: int) -> None:
         """Say at which clocks a job's engines run: in place of all orders before, or after an error nothing."""
         self._check_clocks("table.ladder_mhz", set(orders.table.ladder_mhz) if orders.table else set())
         self._check_clocks("orders.clock_mhz", {mhz for mhz in orders.clocks_mhz.values() if mhz > 0})
         with self._lock:
             self._check_serving()
-            lease = self.leases.held(job_uid, epoch)
+            lease = self.leases.commanded(job_uid, epoch, number)
             lease.order(orders)
             self._ordered(lease)
 

@@ -160,7 +160,8 @@ class AgentService(stubs.AgentServicer):
         ]
         ttl_s, clock = s_from_ms(request.ttl_ms), RestingClock(request.clock_mhz, s_from_ms(request.keep_clock_ms))
         named_gpus = [(f"{gpu.pool}/{gpu.device}", gpu.uuid) for gpu in request.named_gpus]
-        wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, ttl_s, pods, clock, named_gpus)
+        name, number = request.job_name, request.number
+        wanted = LeaseRequest(request.job_uid, name, request.epoch, ttl_s, pods, clock, named_gpus, number)
         return self._leased(self._node.acquire(wanted))
 
     @_command
@@ -183,7 +184,7 @@ class AgentService(stubs.AgentServicer):
             plan_set = replace(decode_plan_set(request.plan_set), changes=decode_changes(request.changes))
         except InvalidPlanSet as error:
             raise InvalidRequest(str(error)) from None
-        self._node.push(request.job_uid, request.epoch, plan_set)
+        self._node.push(request.job_uid, request.epoch, plan_set, request.number)
         return messages.PushPlanSetResponse(plan_id=plan_set.plan_id)
 
     @_command
@@ -216,13 +217,15 @@ class AgentService(stubs.AgentServicer):
         points = {each.data_parallel_rank: None if each.no_plan else each.point for each in request.selections}
         if len(points) != len(request.selections):
             raise InvalidRequest("selections.data_parallel_rank: must not name a pipeline twice")
-        furthest = self._node.select(request.job_uid, request.epoch, request.plan_id, points, request.from_iteration)
+        furthest = self._node.select(
+            request.job_uid, request.epoch, request.plan_id, points, request.from_iteration, request.number
+        )
         return messages.SelectPlanResponse(furthest_iteration=furthest)
 
     @_command
     def OrderEngines(self, request: messages.OrderEnginesRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         orders = decode_orders(request)
-        self._node.order_engines(request.job_uid, request.epoch, orders)
+        self._node.order_engines(request.job_uid, request.epoch, orders, request.number)
         return messages.OrderEnginesResponse(orders_id=orders.orders_id)
 
     def WatchTelemetry(  # noqa: N802

@@ -125,6 +125,8 @@ class NodeSession:
         started_s, ttl_s = self._services.monotonic_s(), self._services.limits.lease_ttl_s
         if isinstance(action, Acquire):
             pods = node.pods
+            named_gpus = await self._named_gpus(node.name, pods)
+            node.lease_requested()
             lease = await agents.acquire(
                 address,
                 **command,
@@ -133,7 +135,7 @@ class NodeSession:
                 pods=sorted(pods, key=lambda pod: pod.uid),
                 clock_mhz=action.resting.mhz,
                 keep_clock_s=action.resting.keep_s,
-                named_gpus=await self._named_gpus(node.name, pods),
+                named_gpus=named_gpus,
             )
             node.lease_acquired(
                 pods,

@@ -210,7 +210,8 @@ def _next_action(
     if not node.pods or (not intent.drive and node.plans.driven):
         return Release(node.name)
     resting = intent.resting_of(node.name)
-    if node.leased_pods != node.pods or node.resting != resting or node.expires_at_s <= now_s:
+    held = node.leased_pods == node.pods and node.resting == resting and not node.lease_asked
+    if not held or node.expires_at_s <= now_s:
         return Acquire(node.name, resting)
     following: NodeCommand | None = _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
     due = node.renew_at_s <= renewed_until_s and not node.renewing

@@ -106,6 +106,8 @@ class Node:
     """Pods that the lease names; None: no lease is held."""
     resting: RestingClock = NO_RESTING_CLOCK
     """Clock that the lease asks for."""
+    lease_asked: bool = False
+    """Another was asked for, and whether it was granted is not known: neither ``leased_pods`` nor ``resting`` is."""
     clock: LeaseClock | None = None
     """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
     energies: EnergyReadings = EnergyReadings()  # it is frozen
@@ -216,6 +218,10 @@ class Node:
         """The agent answers, though it refuses: how long it was away is no reason to wait longer."""
         self.failures = 0
 
+    def lease_requested(self) -> None:
+        """From now on the agent may hold what is asked for, even if its answer never comes."""
+        self.lease_asked = True
+
     def lease_acquired(
         self,
         pods: frozenset[Pod],
@@ -244,7 +250,7 @@ class Node:
             engine_faults: as of ``lease_renewed``.
             energies_mj: as of ``lease_renewed``.
         """
-        self.leased_pods, self.resting = pods, resting
+        self.leased_pods, self.resting, self.lease_asked = pods, resting, False
         self.plans.lease_acquired(plan_id, following=following)
         self.lease_renewed(
             started_s=started_s,

@@ -186,7 +186,7 @@ class Rank(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ..., schedule: _Optional[_Union[StageSchedule, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz", "keep_clock_ms", "named_gpus")
+    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz", "keep_clock_ms", "named_gpus", "number")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class AcquireLeaseRequest(_message.Message):
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     KEEP_CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
     NAMED_GPUS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     job_name: str
     epoch: int
@@ -203,7 +204,8 @@ class AcquireLeaseRequest(_message.Message):
     clock_mhz: int
     keep_clock_ms: int
     named_gpus: _containers.RepeatedCompositeFieldContainer[NamedGpu]
-    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., keep_clock_ms: _Optional[int] = ..., named_gpus: _Optional[_Iterable[_Union[NamedGpu, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., keep_clock_ms: _Optional[int] = ..., named_gpus: _Optional[_Iterable[_Union[NamedGpu, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class NamedGpu(_message.Message):
     __slots__ = ("pool", "device", "uuid")
@@ -356,16 +358,18 @@ class PlanSet(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSchedule, _Mapping]]] = ..., points: _Optional[_Iterable[_Union[PlanPoint, _Mapping]]] = ..., clocks_mhz: _Optional[_Iterable[int]] = ..., clock_indices: _Optional[bytes] = ...) -> None: ...
 
 class PushPlanSetRequest(_message.Message):
-    __slots__ = ("job_uid", "epoch", "plan_set", "changes")
+    __slots__ = ("job_uid", "epoch", "plan_set", "changes", "number")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_SET_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     plan_set: PlanSet
     changes: _containers.RepeatedCompositeFieldContainer[ClockChange]
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_set: _Optional[_Union[PlanSet, _Mapping]] = ..., changes: _Optional[_Iterable[_Union[ClockChange, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_set: _Optional[_Union[PlanSet, _Mapping]] = ..., changes: _Optional[_Iterable[_Union[ClockChange, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ClockChange(_message.Message):
     __slots__ = ("clock_mhz", "p50_us", "p99_us")
@@ -394,18 +398,20 @@ class Selection(_message.Message):
     def __init__(self, data_parallel_rank: _Optional[int] = ..., point: _Optional[int] = ..., no_plan: _Optional[bool] = ...) -> None: ...
 
 class SelectPlanRequest(_message.Message):
-    __slots__ = ("job_uid", "epoch", "plan_id", "selections", "from_iteration")
+    __slots__ = ("job_uid", "epoch", "plan_id", "selections", "from_iteration", "number")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     FROM_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     plan_id: str
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
     from_iteration: int
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., from_iteration: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., from_iteration: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SelectPlanResponse(_message.Message):
     __slots__ = ("furthest_iteration",)
@@ -476,20 +482,22 @@ class EngineOrder(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., follow_table: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
 
 class OrderEnginesRequest(_message.Message):
-    __slots__ = ("job_uid", "epoch", "table", "limits", "orders", "pages")
+    __slots__ = ("job_uid", "epoch", "table", "limits", "orders", "pages", "number")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     table: ClockTable
     limits: ServingLimits
     orders: _containers.RepeatedCompositeFieldContainer[EngineOrder]
     pages: _containers.RepeatedCompositeFieldContainer[EnginePage]
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[_Union[ClockTable, _Mapping]] = ..., limits: _Optional[_Union[ServingLimits, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[EngineOrder, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[EnginePage, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[_Union[ClockTable, _Mapping]] = ..., limits: _Optional[_Union[ServingLimits, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[EngineOrder, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[EnginePage, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class EnginePage(_message.Message):
     __slots__ = ("pod_uid", "host", "port", "path")

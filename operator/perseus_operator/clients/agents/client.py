@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
@@ -21,8 +22,7 @@ from perseus_core.latency import SwitchLatency
 from perseus_core.serving import EngineOrders
 from perseus_core.units import ms_from_s
 from perseus_operator.clients.agents.channels import Channel, Channels
-from perseus_operator.clients.agents.engines import engine_of, orders_request
-from perseus_operator.clients.agents.hardware import gpu_of
+from perseus_operator.clients.agents.engines import orders_request
 from perseus_operator.clients.agents.messages import (
     EventsDropped,
     LeaseInfo,
@@ -33,15 +33,13 @@ from perseus_operator.clients.agents.messages import (
     is_valid,
     lease_of,
     named_gpu_message,
+    node_of,
     pod_message,
-    rank_of,
-    schedule_of,
 )
 from perseus_operator.clients.agents.telemetry import TornBatch, dropped_of, events_of
-from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_NAME, is_valid_rank
+from perseus_operator.clients.agents.validation import MAX_ITERATION, MAX_NAME
 from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
-from perseus_operator.nodes.engines import MOST_ENGINES
 from perseus_operator.nodes.named_gpus import NamedGpu
 from perseus_operator.objects.values import Pod
 from perseus_operator.solving.slots import FairSlots
@@ -67,8 +65,6 @@ _BYTES_A_TURN: Final = 64 << 10
 """Of telemetry that is read in one turn of the event loop, or of a description that is read on it."""
 _LARGEST_DESCRIPTION: Final = 24 << 20
 """Bytes: 56 ranks, as many as eight GPUs have parts, with the longest schedules."""
-_MOST_CLOCKS: Final = 4096
-"""That one GPU supports."""
 _QUOTED: Final = 500
 """Characters of an event that cannot be."""
 _ERROR_METADATA: Final = "perseus-error"
@@ -106,6 +102,8 @@ class AgentPool:
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._turns_of_renewals = asyncio.Semaphore(_RENEWALS_AT_ONCE)
         self._reading = FairSlots(1)
+        self._numbers = itertools.count(1)
+        """Of commands: an agent refuses one that comes after a later one. Each process has an epoch of its own."""
         """Turns of the event loop to read telemetry, by namespace: however many ranks one has."""
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
@@ -130,7 +128,7 @@ class AgentPool:
         if len(data) > _LARGEST_DESCRIPTION:
             raise AgentRefused(f"a description of {len(data)} bytes is larger than any can be; check the agent")
         try:
-            return await asyncio.to_thread(_described, data) if len(data) > _BYTES_A_TURN else _described(data)
+            return await asyncio.to_thread(node_of, data) if len(data) > _BYTES_A_TURN else node_of(data)
         except DecodeError as error:
             raise AgentRefused(f"its description cannot be read: {error}; check the agent") from error
 
@@ -172,6 +170,7 @@ class AgentPool:
             clock_mhz=clock_mhz,
             keep_clock_ms=ms_from_s(keep_clock_s),
             named_gpus=map(named_gpu_message, named_gpus),
+            number=next(self._numbers),
         )
         return lease_of(
             await self._request(address, lambda entry: entry.stub.AcquireLease(request, timeout=self._timeout_s))
@@ -224,7 +223,11 @@ class AgentPool:
             AgentError: it was not stored.
         """
         request = agent_pb2.PushPlanSetRequest(
-            job_uid=job_uid, epoch=epoch, plan_set=plan_set, changes=encode_changes(changes)
+            job_uid=job_uid,
+            epoch=epoch,
+            plan_set=plan_set,
+            changes=encode_changes(changes),
+            number=next(self._numbers),
         )
         await self._request(address, lambda entry: entry.stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
@@ -262,6 +265,7 @@ class AgentPool:
                 agent_pb2.Selection(data_parallel_rank=dp, point=point, no_plan=point is None) for dp, point in points
             ],
             from_iteration=from_iteration,
+            number=next(self._numbers),
         )
         answer = await self._request(address, lambda entry: self._select(entry, request))
         if answer.furthest_iteration > MAX_ITERATION:
@@ -277,6 +281,7 @@ class AgentPool:
             AgentError: it holds what it held before.
         """
         request = orders_request(job_uid, epoch, orders)
+        request.number = next(self._numbers)
         answer = await self._request(address, lambda entry: entry.stub.OrderEngines(request, timeout=self._timeout_s))
         return str(answer.orders_id[:MAX_NAME])
 
@@ -361,23 +366,6 @@ class AgentPool:
                 raise
         self._silent.discard(address)
         return answer
-
-
-def _described(data: bytes) -> NodeInfo:
-    answer = agent_pb2.NodeDescription.FromString(data)
-    fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
-    return NodeInfo(
-        ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
-        uncontrollable={
-            gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
-            for gpu in answer.gpus
-            if gpu.controllability not in fine
-        },
-        clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz[:_MOST_CLOCKS]) for gpu in answer.gpus},
-        gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
-        schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
-        engines=tuple(filter(None, map(engine_of, answer.engines[:MOST_ENGINES]))),
-    )
 
 
 async def _call(call: Callable[[], Awaitable[T]]) -> T:

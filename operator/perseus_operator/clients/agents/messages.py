@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from perseus_core.iteration import IterationReport
 from perseus_core.leases import LeasedGpu
@@ -13,12 +14,14 @@ from perseus_operator.clients.agents.engines import (
     EngineLeft,
     change_of,
     energies_of,
+    engine_of,
     faults_of,
     is_valid_window,
     window_of,
 )
+from perseus_operator.clients.agents.hardware import gpu_of
 from perseus_operator.clients.agents.validation import MAX_NAME, is_valid_rank, is_valid_report
-from perseus_operator.nodes.engines import Engine, EngineWindow
+from perseus_operator.nodes.engines import MOST_ENGINES, Engine, EngineWindow
 from perseus_operator.nodes.gpu import Gpu
 from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.named_gpus import NamedGpu
@@ -26,6 +29,9 @@ from perseus_operator.nodes.node import DeclaredSchedule, Rank
 from perseus_operator.objects.values import Pod
 from perseus_proto.iteration import decode_iteration
 from perseus_proto.v1alpha1 import agent_pb2
+
+_MOST_CLOCKS: Final = 4096
+"""That one GPU supports."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,28 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
 def _clock_of(message: agent_pb2.LeaseClock) -> LeaseClock:
     gpus = [LeasedGpu(gpu.uuid, gpu.pod_uid, gpu.applied_clock_mhz, gpu.message) for gpu in message.gpus]
     return LeaseClock(message.clock_mhz, tuple(gpus))
+
+
+def node_of(data: bytes) -> NodeInfo:
+    """Convert a description of a node, as it came; what is impossible is left out.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    answer = agent_pb2.NodeDescription.FromString(data)
+    fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
+    return NodeInfo(
+        ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
+        uncontrollable={
+            gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
+            for gpu in answer.gpus
+            if gpu.controllability not in fine
+        },
+        clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz[:_MOST_CLOCKS]) for gpu in answer.gpus},
+        gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
+        schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+        engines=tuple(filter(None, map(engine_of, answer.engines[:MOST_ENGINES]))),
+    )
 
 
 def rank_of(message: agent_pb2.Rank) -> Rank:
