@@ -30,7 +30,7 @@ from perseus_sim.serving.machine import Machine
 from perseus_sim.serving.requests import Request
 
 GPU, MODEL = "h100", "llama-3.1-8b"
-FIRST_TOKEN_S, PER_TOKEN_S = 0.25, 0.025
+FIRST_TOKEN_S, PER_TOKEN_S = 0.4, 0.025
 LEAST_KEPT: Final = 0.98
 LEAST_SAVED: Final = 0.2
 """Against as many replicas as the peak has, all day, at default clocks."""
@@ -76,7 +76,7 @@ DAY: Final = Day(
     peak=28.0,
     lengths=Chat(1.0, prompt_tokens=1_000, output_tokens=150),
 )
-"""Of several replicas each carries 11 to 13 requests a second within the limits, and one alone some eight."""
+"""Of several replicas each carries more within the limits than one alone, to whom the valley must be none too much."""
 NIGHT_S: Final = 900.0
 """That the valley lasts afterwards, at most: replicas that are not needed are kept for five minutes at least."""
 

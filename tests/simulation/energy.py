@@ -17,6 +17,9 @@ PLANNED: Final = "job-0"
 """The job that has plans."""
 WINDOW: Final = 5
 """Iterations over which power is meant."""
+UNSEEN: Final = 10
+"""Iterations in which a job may draw more than its new plan is said to draw: over eight that is measured, and from the
+second after that it follows another plan."""
 NOISE: Final = 1.03
 """Of predicted power: instructions take a little less or more, and clocks take time."""
 CALM_S: Final = 10.0
@@ -83,11 +86,14 @@ class Energy:
         self._now.after(1.0, self._look)
 
     def _mean_w(self) -> float | None:
-        """Of the planned job, over its last iterations; None: it has not run so many, or stands still."""
-        ends = list(self._world.training[PLANNED].ends.values())[-WINDOW - 1 :] if self._world.training else []
-        if len(ends) <= WINDOW or self._now.now_ns - ends[-1][0] > 5 * NS:
+        """Of the planned job over its last iterations, as far as it drew as much before what it cannot have seen yet;
+        None: it has not run so many, or stands still.
+        """
+        ends = list(self._world.training[PLANNED].ends.values()) if self._world.training else []
+        if len(ends) <= WINDOW + UNSEEN or self._now.now_ns - ends[-1][0] > 5 * NS:
             return None
-        return (ends[-1][1] - ends[0][1]) * NS / (ends[-1][0] - ends[0][0])
+        spans = ((ends[last - WINDOW], ends[last]) for last in (-1, -1 - UNSEEN))
+        return min((end[1] - begin[1]) * NS / (end[0] - begin[0]) for begin, end in spans)
 
     def _unsteered_w(self) -> float:
         """Of jobs with a fixed clock the limits of their GPUs count."""
@@ -118,8 +124,9 @@ class Energy:
         for replica in self._world.replicas:
             for runner in replica.operator._runners.values() if replica.operator is not None else ():
                 training = getattr(runner.family, "training", None)
-                if training is not None and runner.ref.name not in forged:
-                    self._check_sum(runner.ref.name, list(training.history.recent))
+                history = training.history if training is not None else None
+                if history is not None and runner.ref.name not in forged:
+                    self._check_sum(runner.ref.name, list(history.recent))
 
     def _check_sum(self, name: str, measured: list[Any]) -> None:
         ends = self._world.training[name].ends
