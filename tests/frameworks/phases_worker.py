@@ -13,34 +13,15 @@ from typing import Any
 import pyarrow
 import trl
 from datasets import Dataset
+from recorded_marks import connect, marks
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import perseus_client
 import perseus_client.trl
-from perseus_client.session import Session
 
 FOLDER, REUSED = Path(sys.argv[1]), int(sys.argv[2])
 STEPS, PAIR = 4, 2
-marks: list[str] = []
-
-
-class Recorder(Session):
-    """Writes down what is called."""
-
-    def step_begin(self) -> None:
-        marks.append("[")
-
-    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        assert (kind, microbatch) == ("step", 0)
-        marks.append(str(chunk))
-
-    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        marks.append(">")
-
-
-def connect(*_: Any, **__: Any) -> Session:
-    return Recorder()
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:

@@ -13,29 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from recorded_marks import connect, marks
+
 import perseus_client
-from perseus_client.session import Session
 
 FOLDER = Path(sys.argv[1])
-marks: list[str] = []
-
-
-class Recorder(Session):
-    """Writes down what is called."""
-
-    def step_begin(self) -> None:
-        marks.append("[")
-
-    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        assert (kind, microbatch) == ("step", 0)
-        marks.append(str(chunk))
-
-    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        marks.append(">")
-
-
-def connect(*_: Any, **__: Any) -> Session:
-    return Recorder()
 
 
 class Engine:
