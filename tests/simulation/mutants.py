@@ -213,8 +213,8 @@ MUTANTS: Final = {
             "perseus_operator.nodes.actions",
             "promise 6",
             (
-                "    if node.leased_pods != node.pods or node.resting",
-                "    if (node.leased_pods is not None and node.leased_pods != node.pods) or node.resting",
+                "    held = node.leased_pods == node.pods and",
+                "    held = node.leased_pods in (None, node.pods) and",
             ),
             needs=("link cut",),
         ),
