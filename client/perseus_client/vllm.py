@@ -7,7 +7,8 @@ another shape is logged once, and then left alone.
 What vLLM counts and what is meant here are not the same:
 
 - A request that runs and had no output in a step has a part of its prompt computed: it is prefilling.
-- Prompt tokens are those that were computed: not those that the prefix cache or another engine had.
+- Prompt tokens are those that were computed: not those that the prefix cache or another engine had. A step that gives a
+  request its first token and computed none of its prompt, since another engine did, is one that decodes.
 - A step takes the time since the one before it, if there was something to do in between.
 - A request that vLLM defers waits for keys and values of another engine, where there is a connector for them; no clock
   makes it come sooner, so it is not one of those that wait.
@@ -132,7 +133,7 @@ class PerseusStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM's, or obj
             prefilling=prefilling,
             running=running,
             step_s=step_s,
-            computes_prompt=prefilling > 0 or bool(first_tokens_s),
+            computes_prompt=prefilling > 0 or prompt_tokens > 0,
             prompt_tokens=prompt_tokens,
             generated_tokens=generated_tokens,
             preempted=preempted,

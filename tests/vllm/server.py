@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from tests.vllm.tiny_model import write_tiny_model
@@ -58,23 +59,27 @@ class VllmServer:
 
     @classmethod
     @contextmanager
-    def open(cls, python: Path, folder: Path, script: Sequence[str] = (), **environment: str) -> Iterator[VllmServer]:
+    def open(
+        cls, python: Path, folder: Path, script: Sequence[str] = (), flags: Sequence[str] = (), **environment: str
+    ) -> Iterator[VllmServer]:
         """Start it, and end it with all its processes.
 
         Args:
             python: that has vLLM.
-            folder: for the model and the log; made.
+            folder: for the model and the log, made where they are not there; servers of one folder share the model.
             script: what runs instead of vLLM's server, with its flags.
+            flags: further ones of the server.
             environment: further variables.
         """
-        write_tiny_model(folder / "model")
+        if not (folder / "model").is_dir():
+            write_tiny_model(folder / "model")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = ["nice", str(python), *(script or ("-m", "vllm.entrypoints.openai.api_server")), *_FLAGS]
+        command = ["nice", str(python), *(script or ("-m", "vllm.entrypoints.openai.api_server")), *_FLAGS, *flags]
         command += [f"--port={port}", f"--model={folder / 'model'}"]
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PERSEUS", "VLLM"))}
-        log = folder / "log"
+        log = folder / f"log-{port}"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -131,13 +136,27 @@ class VllmServer:
                 group.create_task(self._complete(session, ask)).add_done_callback(lambda _: free.release())
 
     async def _complete(self, session: aiohttp.ClientSession, ask: Ask) -> None:
-        request = {
-            "model": self.model,
-            "prompt": [random.randrange(256) for _ in range(ask.prompt)],
-            "max_tokens": ask.generated,
-            "ignore_eos": True,
-        }
+        usage = (await self.complete(session, prompt_of(ask.prompt), ask.generated))["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (ask.prompt, ask.generated)
+
+    async def complete(
+        self, session: aiohttp.ClientSession, prompt: Sequence[int], generated: int, **more: Any
+    ) -> dict[str, Any]:
+        """Complete a prompt.
+
+        Args:
+            session: to ask by.
+            prompt: its tokens.
+            generated: how many tokens to generate.
+            more: fields of the request.
+        """
+        request = {"model": self.model, "prompt": prompt, "max_tokens": generated, "ignore_eos": True, **more}
         async with session.post(f"http://127.0.0.1:{self.port}/v1/completions", json=request) as answer:
             assert answer.status == 200, await answer.text()
-            usage = (await answer.json())["usage"]
-        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (ask.prompt, ask.generated)
+            content: dict[str, Any] = await answer.json()
+        return content
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """Return a prompt that no other one begins with."""
+    return [random.randrange(256) for _ in range(tokens)]

@@ -114,9 +114,20 @@ def test_a_step_without_output_computes_the_prompts_of_all_that_run(session: Rec
     logger = PerseusStatLogger(config())
     logger.record(scheduler(1), None)
     logger.record(scheduler(1), None)
-    logger.record(scheduler(1), iteration(time_to_first_tokens_iter=[0.4]))
+    logger.record(scheduler(1), iteration(time_to_first_tokens_iter=[0.4], num_prompt_tokens=700))
     assert [(step["prefilling"], step["running"]) for step in session.steps] == [(1, 0), (1, 0), (0, 1)]
     assert all(step["computes_prompt"] for step in session.steps)
+
+
+def test_a_first_token_of_a_prompt_that_another_engine_computed_is_one_of_a_step_that_decodes(
+    session: Recorded,
+) -> None:
+    """As NIXL brings all of it; vLLM's own connector for files leaves the last block to be computed."""
+    logger = PerseusStatLogger(config())
+    for computed in (0, 1):
+        counted = SimpleNamespace(computed=computed)
+        logger.record(scheduler(1), iteration(time_to_first_tokens_iter=[0.4], prompt_token_stats=counted))
+    assert [step["computes_prompt"] for step in session.steps] == [False, True]
 
 
 def test_a_request_that_ended_had_output_and_runs_no_more(session: Recorded) -> None:
