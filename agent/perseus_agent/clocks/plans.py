@@ -52,6 +52,10 @@ class StagePlan:
         return not any(self.wake)
 
 
+Points = Mapping[int, int | None]
+"""Which point each pipeline (dp) shall run; None: no plan."""
+
+
 class Selection(NamedTuple):
     """A point of a plan set, from an iteration on; None: no plan."""
 
@@ -109,9 +113,7 @@ class JobPlans:
         }
         self._snapshot = _Snapshot(plan_set, timelines)
 
-    def select(
-        self, plan_id: str, points: Mapping[int, int | None], from_iteration: int, furthest: Mapping[int, int | None]
-    ) -> None:
+    def select(self, plan_id: str, points: Points, from_iteration: int, furthest: Mapping[int, int | None]) -> None:
         """Choose points for pipelines: all of them, or after an error none.
 
         Args:

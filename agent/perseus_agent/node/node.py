@@ -18,6 +18,7 @@ from typing import Final
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.plans import Points
 from perseus_agent.clocks.telemetry import RankProcess, ServingEngine, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
@@ -111,8 +112,7 @@ class Node:
 
     @property
     def stuck(self) -> str:
-        """Why the process must leave although it was not asked to: a thread of its own does not come to an end, so the
-        keeper must give its GPU back. Empty: there is no reason."""
+        """Why the process must leave unasked: a thread does not end, so the keeper must give its GPU back; or empty."""
         return next((worker.stuck for worker in self.workers.values() if worker.stuck), "")
 
     @property
@@ -178,7 +178,7 @@ class Node:
             lease.plans.push(plan_set)
 
     def select(
-        self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int | None], from_iteration: int, number: int
+        self, job_uid: str, epoch: int, plan_id: str, points: Points, from_iteration: int, *, number: int
     ) -> int:
         """Choose points; returns the furthest iteration begun by a rank of the job on this node."""
         with self._lock:

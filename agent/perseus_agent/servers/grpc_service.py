@@ -218,7 +218,7 @@ class AgentService(stubs.AgentServicer):
         if len(points) != len(request.selections):
             raise InvalidRequest("selections.data_parallel_rank: must not name a pipeline twice")
         furthest = self._node.select(
-            request.job_uid, request.epoch, request.plan_id, points, request.from_iteration, request.number
+            request.job_uid, request.epoch, request.plan_id, points, request.from_iteration, number=request.number
         )
         return messages.SelectPlanResponse(furthest_iteration=furthest)
 

@@ -62,7 +62,7 @@ def train(agent: Agent, job: str) -> None:
     """A process comes, trains under a plan, and goes; then its job does."""
     agent.node.acquire(LeaseRequest(job, "ns/job", 1, 600, [PodName(pod_uid(0), "ns", "pod")]))
     agent.node.push(job, 1, PLANS, 0)
-    agent.node.select(job, 1, PLANS.plan_id, {0: 0}, 0, 0)
+    agent.node.select(job, 1, PLANS.plan_id, {0: 0}, 0, number=0)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(agent.socket)
         connection.sendall(HELLO)

@@ -78,7 +78,7 @@ class Bench:
 
     def plan(self, point: int = 0, from_iteration: int = 0) -> None:
         self.node.push("job", 1, PLANS, 0)
-        self.node.select("job", 1, PLANS.plan_id, {0: point}, from_iteration, 0)
+        self.node.select("job", 1, PLANS.plan_id, {0: point}, from_iteration, number=0)
 
     def locked(self, number: int = 0) -> int | None:
         return self.gpus[number].locked_mhz
@@ -158,7 +158,7 @@ def test_a_clock_that_stays_takes_the_place_of_the_plan_when_the_lease_runs_out(
         bench.node.renew("job", 1, 60)
     bench.lease(clock_mhz=900, keep_s=60.0, epoch=2)
     bench.node.push("job", 2, PLANS, 0)
-    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 2, 0)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 2, number=0)
     rank.writer.step_begin(2, 3)
     wait_for(lambda: bench.locked() == 1200, "the next operator's plan is followed")
     bench.node.release("job", 2)
@@ -263,7 +263,7 @@ def test_a_process_that_dies_while_its_lease_ends_leaves_its_memory_to_the_gpu_u
     following = Rank()
     bench.node.admit(following.session)
     bench.node.push("job", 2, PLANS, 0)
-    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 0, 0)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 0, number=0)
     following.writer.step_begin(0, 1)
     wait_for(lambda: bench.locked() == 1200, "the next process is followed")
 
@@ -308,7 +308,7 @@ def test_plan_sets_that_wait_for_their_iteration_count_too_and_each_namespace_ha
     bench.lease("job", ("pod-0",))
     for number, each in enumerate(sets[:3]):
         bench.node.push("job", 1, each, 0)
-        bench.node.select("job", 1, each.plan_id, {0: 0}, 10 * number, 0)
+        bench.node.select("job", 1, each.plan_id, {0: 0}, 10 * number, number=0)
     with pytest.raises(TooMuch, match="plan_set: the plan sets of namespace ns would take"):
         bench.node.push("job", 1, sets[3], 0)
     bench.node.acquire(LeaseRequest("elsewhere", "other/job", 1, 60, [PodName("pod-1", "other", "pod-1")]))

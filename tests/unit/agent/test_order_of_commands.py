@@ -48,9 +48,9 @@ def test_what_was_given_up_changes_nothing_after_what_was_asked_next(bench: Benc
         with pytest.raises(NoLease, match="1 comes after 2"):
             each()
     bench.node.push("job", 1, PLANS, 3)
-    bench.node.select("job", 1, PLANS.plan_id, {0: 1}, 0, 5)
+    bench.node.select("job", 1, PLANS.plan_id, {0: 1}, 0, number=5)
     with pytest.raises(NoLease, match="4 comes after 5"):
-        bench.node.select("job", 1, PLANS.plan_id, {0: 0}, 0, 4)
+        bench.node.select("job", 1, PLANS.plan_id, {0: 0}, 0, number=4)
     [lease] = bench.node.leases.all()
     assert ([*lease.pods], lease.clock.mhz, lease.orders) == (["pod-1"], 900, None)
     assert bench.node.lease_views()[0].selections == {0: 1}
