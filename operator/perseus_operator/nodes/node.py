@@ -5,7 +5,8 @@ method for each event:
 
     pods and agent       pods_observed, address_observed
     a command            command_started, command_ended, command_succeeded, command_failed, answered
-    the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
+    the lease            lease_requested, lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started,
+                         renewal_ended
     ranks                rank_joined, rank_left, iteration_reported, schedules_declared
     engines              those of ``NodeEngines``
     GPUs                 gpus_described, gpu_slowed, gpu_recovered

@@ -102,9 +102,9 @@ class AgentPool:
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._turns_of_renewals = asyncio.Semaphore(_RENEWALS_AT_ONCE)
         self._reading = FairSlots(1)
+        """Turns of the event loop to read telemetry, by namespace: however many ranks one has."""
         self._numbers = itertools.count(1)
         """Of commands: an agent refuses one that comes after a later one. Each process has an epoch of its own."""
-        """Turns of the event loop to read telemetry, by namespace: however many ranks one has."""
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
 
