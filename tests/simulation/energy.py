@@ -17,9 +17,9 @@ PLANNED: Final = "job-0"
 """The job that has plans."""
 WINDOW: Final = 5
 """Iterations over which power is meant."""
-UNSEEN: Final = 10
-"""Iterations in which a job may draw more than its new plan is said to draw: over eight that is measured, and from the
-second after that it follows another plan."""
+UNSEEN: Final = 10 + WINDOW
+"""Iterations after a change of plan in which a job may draw more than its new plan is said to: over eight that is
+measured, from the second after those it follows another plan, and power is meant over some."""
 NOISE: Final = 1.03
 """Of predicted power: instructions take a little less or more, and clocks take time."""
 CALM_S: Final = 10.0
@@ -86,14 +86,19 @@ class Energy:
         self._now.after(1.0, self._look)
 
     def _mean_w(self) -> float | None:
-        """Of the planned job over its last iterations, as far as it drew as much before what it cannot have seen yet;
-        None: it has not run so many, or stands still.
+        """Of the planned job, over its last iterations; None: it has not run so many, stands still, or an operator has
+        just given it another plan.
         """
-        ends = list(self._world.training[PLANNED].ends.values()) if self._world.training else []
-        if len(ends) <= WINDOW + UNSEEN or self._now.now_ns - ends[-1][0] > 5 * NS:
+        ends = list(self._world.training[PLANNED].ends.values())[-WINDOW - 1 :] if self._world.training else []
+        if len(ends) <= WINDOW or self._now.now_ns - ends[-1][0] > 5 * NS or self._is_unseen():
             return None
-        spans = ((ends[last - WINDOW], ends[last]) for last in (-1, -1 - UNSEEN))
-        return min((end[1] - begin[1]) * NS / (end[0] - begin[0]) for begin, end in spans)
+        return (ends[-1][1] - ends[0][1]) * NS / (ends[-1][0] - ends[0][0])
+
+    def _is_unseen(self) -> bool:
+        operators = [each.operator for each in self._world.replicas if each.operator is not None and each.process.alive]
+        runners = (runner for operator in operators for runner in operator._runners.values())
+        jobs = [runner.job.nodes for runner in runners if runner.ref.name == PLANNED]
+        return any(0 <= nodes.furthest_iteration - nodes.plan_since < UNSEEN for nodes in jobs)
 
     def _unsteered_w(self) -> float:
         """Of jobs with a fixed clock the limits of their GPUs count."""

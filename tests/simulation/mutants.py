@@ -83,6 +83,7 @@ MUTANTS: Final = {
             "perseus_agent.node.leases",
             "promise 2",
             ("if lease.expires_s <= now_s]", "if lease.expires_s <= now_s - 60]"),
+            needs=("link cut",),
         ),
         _mutant(
             "keeper-resets-nothing",
@@ -213,8 +214,8 @@ MUTANTS: Final = {
             "perseus_operator.nodes.actions",
             "promise 6",
             (
-                "    held = node.leased_pods == node.pods and",
-                "    held = node.leased_pods in (None, node.pods) and",
+                "    if not held or node.expires_at_s <= now_s:",
+                "    if not held and node.leased_pods is not None:",
             ),
             needs=("link cut",),
         ),
@@ -307,6 +308,13 @@ MUTANTS: Final = {
             "hole of a seed",
             ("    if number and number < lease.number:\n", "    if False:\n"),
             needs=("disk slow",),
+        ),
+        _mutant(
+            "lease-without-an-answer-forgotten",
+            "perseus_operator.nodes.actions",
+            "hole of a seed",
+            (" and not node.lease_asked\n", "\n"),
+            needs=("agent stopped", "job recommends"),
         ),
         _mutant(
             "silence-of-an-engine-unnoticed",
