@@ -17,9 +17,6 @@ PLANNED: Final = "job-0"
 """The job that has plans."""
 WINDOW: Final = 5
 """Iterations over which power is meant."""
-UNSEEN: Final = 10 + WINDOW
-"""Iterations after a change of plan in which a job may draw more than its new plan is said to: over eight that is
-measured, from the second after those it follows another plan, and power is meant over some."""
 NOISE: Final = 1.03
 """Of predicted power: instructions take a little less or more, and clocks take time."""
 CALM_S: Final = 10.0
@@ -86,19 +83,11 @@ class Energy:
         self._now.after(1.0, self._look)
 
     def _mean_w(self) -> float | None:
-        """Of the planned job, over its last iterations; None: it has not run so many, stands still, or an operator has
-        just given it another plan.
-        """
+        """Of the planned job, over its last iterations; None: it has not run so many, or stands still."""
         ends = list(self._world.training[PLANNED].ends.values())[-WINDOW - 1 :] if self._world.training else []
-        if len(ends) <= WINDOW or self._now.now_ns - ends[-1][0] > 5 * NS or self._is_unseen():
+        if len(ends) <= WINDOW or self._now.now_ns - ends[-1][0] > 5 * NS:
             return None
         return (ends[-1][1] - ends[0][1]) * NS / (ends[-1][0] - ends[0][0])
-
-    def _is_unseen(self) -> bool:
-        operators = [each.operator for each in self._world.replicas if each.operator is not None and each.process.alive]
-        runners = (runner for operator in operators for runner in operator._runners.values())
-        jobs = [runner.job.nodes for runner in runners if runner.ref.name == PLANNED]
-        return any(0 <= nodes.furthest_iteration - nodes.plan_since < UNSEEN for nodes in jobs)
 
     def _unsteered_w(self) -> float:
         """Of jobs with a fixed clock the limits of their GPUs count."""
