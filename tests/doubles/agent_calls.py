@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
-from tests.doubles.recording_node import JOB, plan_set_of
+from tests.doubles.recording_node import JOB, RecordingNode, plan_set_of, pod_uid, wait_for
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
 from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
 PLANS = plan_set_of([[[1200, 900, 1200, 900], [600] * 4]])
+
+
+@contextlib.contextmanager
+def freed(node: RecordingNode, pods: int = 0) -> Iterator[stubs.AgentStub]:
+    """A stub of a node's agent; in the end leases, trainers and so many pods go, and GPUs are at default clocks."""
+    with node.stub() as stub:
+        yield stub
+        for lease in describe(stub).leases:
+            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
+    node.kill_trainers()
+    for number in range(pods):
+        node.kubelet.remove(pod_uid(number))
+    wait_for(node.all_default, "default clocks between tests")
 
 
 def acquire(stub: Any, pods: list[messages.Pod], job: str = JOB, epoch: int | None = None, ttl_ms: int = 60_000) -> Any:

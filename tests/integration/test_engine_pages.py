@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, pod_uid, wait_for
+from tests.doubles.agent_calls import freed
+from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, wait_for
 from tests.integration.test_engines import BUSY, FLOOR, HIGHER, acquire, locked, order, refused
 
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -58,14 +59,8 @@ def node(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 def stub(node: RecordingNode, reader: Reader) -> Iterator[stubs.AgentStub]:
     if reader.process is None or reader.process.poll() is not None:
         reader.start()
-    with node.stub() as stub:
+    with freed(node, 4) as stub:
         yield stub
-        for lease in stub.DescribeNode(messages.DescribeNodeRequest()).leases:
-            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
-    node.kill_trainers()
-    for number in range(4):
-        node.kubelet.remove(pod_uid(number))
-    wait_for(node.all_default, "default clocks between tests")
 
 
 @contextlib.contextmanager

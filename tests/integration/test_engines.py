@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.doubles.recording_node import JOB, RecordingNode, RunningEngine, gpu_uuid, pod_uid, wait_for
+from tests.doubles.agent_calls import freed
+from tests.doubles.recording_node import JOB, RecordingNode, RunningEngine, gpu_uuid, wait_for
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -40,14 +41,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingNode]:
 
 @pytest.fixture
 def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
-    with node.stub() as stub:
+    with freed(node, 8) as stub:
         yield stub
-        for lease in stub.DescribeNode(messages.DescribeNodeRequest()).leases:
-            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
-    node.kill_trainers()
-    for number in range(8):
-        node.kubelet.remove(pod_uid(number))
-    wait_for(node.all_default, "default clocks between tests")
 
 
 def acquire(stub: Any, *pods: messages.Pod, ttl_ms: int = 60_000, **clock: int) -> messages.Lease:

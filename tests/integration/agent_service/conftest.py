@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.doubles.recording_node import RecordingNode, wait_for
+from tests.doubles.agent_calls import freed
+from tests.doubles.recording_node import RecordingNode
 
-from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
 
@@ -20,9 +20,5 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingNode]:
 
 @pytest.fixture
 def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
-    with node.stub() as stub:
+    with freed(node) as stub:
         yield stub
-        for lease in stub.DescribeNode(messages.DescribeNodeRequest()).leases:
-            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
-    node.kill_trainers()
-    wait_for(node.all_default, "default clocks between tests")

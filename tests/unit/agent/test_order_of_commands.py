@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.agent.test_node import PLANS, Bench
+from tests.doubles.node_bench import PLANS, Bench
 
 from perseus_agent.errors import NoLease
 from perseus_core.serving import EngineOrders, ServingLimits
