@@ -76,7 +76,7 @@ DAY: Final = Day(
     peak=28.0,
     lengths=Chat(1.0, prompt_tokens=1_000, output_tokens=150),
 )
-"""Of several replicas each carries more within the limits than one alone, to whom the valley must be none too much."""
+"""One replica must be able to carry the valley: alone it is advised for less than each of several."""
 NIGHT_S: Final = 900.0
 """That the valley lasts afterwards, at most: replicas that are not needed are kept for five minutes at least."""
 

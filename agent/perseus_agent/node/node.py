@@ -112,7 +112,7 @@ class Node:
 
     @property
     def stuck(self) -> str:
-        """Why the process must leave unasked: a thread does not end, so the keeper must give its GPU back; or empty."""
+        """Why the process must leave unasked: a thread does not end, its GPU is the keeper's. Empty: it need not."""
         return next((worker.stuck for worker in self.workers.values() if worker.stuck), "")
 
     @property
