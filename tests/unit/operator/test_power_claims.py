@@ -209,6 +209,26 @@ async def test_slower_than_the_share_explains_is_noticed_and_never_answered_with
     assert (site.points("a"), site.drawn_w("a")) == (point, drawn_w)
 
 
+async def test_no_step_of_the_guard_draws_more_than_a_share_that_the_objective_fills(site: Site) -> None:
+    """Seed 20403 of the simulation: the share was as many watts as the job wanted, and the fastest plan drew more."""
+    job = site.job("a", objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
+    job.state.baseline = Measured(job.state.frontier.times_us[0], 400_000, CONFIRM)
+    site.budget(100_000)
+    await site.tick()
+    point, share = site.points("a"), job.state.job.share
+    assert min(point) > 0
+    assert condition(job, ConditionType.PLAN_APPLIED)[1] is Reason.PLAN_IN_FORCE
+    at = 1
+    for held in (Hold.FASTEST_PLAN, Hold.DEFAULT_CLOCKS):
+        at = job.train_on(at, CONFIRM, 1.2) + 1
+        await site.tick()
+        assert job.state.guard.hold is held
+        assert site.points("a") == point
+        assert site.drawn_w("a") <= share.watts
+        assert "The job runs at the plan that PowerBudget hall allows" in condition(job, ConditionType.BOUND_KEPT)[2]
+        assert condition(job, ConditionType.PLAN_APPLIED)[1] is Reason.LIMITED_BY_BUDGET
+
+
 async def test_what_a_budget_made_slow_is_no_evidence_once_it_is_gone(site: Site) -> None:
     job = slowed_by_a_budget(site)
     await site.tick()

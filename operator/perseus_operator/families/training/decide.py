@@ -80,7 +80,7 @@ class TrainingDecision(Decision):
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing.
         sweep_cost: what measuring the profile will cost, or would; None: nothing, or it is not known yet.
         limiting_share: of a PowerBudget, where that and not the objective decides.
-        unlimited_point: what the objective would have without that share; None: there is no such share.
+        unlimited_point: what the job would have without that share; None: there is no such share.
         hardware: what plans are rehearsed under from now on, to be remembered; None: the GPUs are not known yet.
         bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
         least_excess: by what share iterations must exceed it to be distinguished from load; None: not known yet.
@@ -295,7 +295,7 @@ class _Advice:
 
 def _advice(facts: Facts, aim: Aim) -> _Advice:
     target = aim.target if isinstance(aim.target, Target) else None
-    alone = aim.of_objective if aim.limited_by_share and isinstance(aim.of_objective, Target) else None
+    alone = aim.unlimited if aim.limited_by_share and isinstance(aim.unlimited, Target) else None
     frontier = facts.frontier
     return _Advice(
         note=target.note if target else "",

@@ -39,8 +39,8 @@ class Aim:
 
     Attributes:
         target: as the objective asks, or as a PowerBudget allows; None: there is no frontier yet.
-        of_objective: as the objective alone asks; None: there is no frontier yet.
-        limited_by_share: a PowerBudget decides and not the objective.
+        unlimited: as the objective, or the guard, asks without a PowerBudget; None: there is no frontier yet.
+        limited_by_share: a PowerBudget decides and not these.
         hold: what the job is held at, after measured iterations did not keep the bound.
         guard: whether they do, to be remembered.
         bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
@@ -49,7 +49,7 @@ class Aim:
     """
 
     target: Target | Infeasible | None
-    of_objective: Target | Infeasible | None
+    unlimited: Target | Infeasible | None
     limited_by_share: bool
     hold: Hold
     guard: Guard
@@ -88,15 +88,14 @@ def aim_of(guard: Guard, facts: Facts, seen: Seen, now: Now, *, profiling: bool)
     target, limited = within_share(wanted, facts.share, facts.frontier, spent)
     if not profiling:
         guard = _guard(guard, facts, seen, target, now, limited=limited)
-    # A job that is slowed because watts are short is slowed on purpose: no step of the guard may draw more.
-    hold = min(guard.hold, Hold.FASTEST_PLAN) if limited else guard.hold
-    if limited:
-        target, _ = within_share(wanted, facts.share, facts.frontier, spent, hold.finest)
+    # No step of the guard may draw more than a share: a job gets no watts of others by being slow.
+    hold = guard.hold if facts.share is None else min(guard.hold, Hold.FASTEST_PLAN)
+    if hold is Hold.FASTEST_PLAN and not limited and facts.frontier is not None and isinstance(wanted, Target):
+        wanted = Target(facts.frontier.t_min_us, wanted.note)
+    target, limited = within_share(wanted, facts.share, facts.frontier, spent, hold.finest)
     wake_at_s = math.inf
     if not profiling and (guard.hold is not Hold.NOTHING or guard.trips):
         wake_at_s = guard.until_s if guard.hold else guard.until_s + guard.pause_s
-    if hold is Hold.FASTEST_PLAN and not limited and facts.frontier is not None and isinstance(target, Target):
-        target = Target(facts.frontier.t_min_us, target.note)
     bound, excess = _bound(facts, guard, target, limited=limited), None
     if bound is not None and facts.history is not None:
         excess = least_excess(scatter_of(facts.history.recent), bound, confirm=_confirm(facts.spec))
