@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.simulation.machine import scheduler
-from tests.simulation.scheduler import NS, Process
+from tests.simulation.scheduler import NS, Process, Waiter
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceFailed, DeviceLost, InvalidClock
@@ -61,6 +61,8 @@ class Gpu:
     writes_before_foreign: int = 0
     busy_w: float = 0.0
     """What the instruction draws that it executes; 0: it executes none."""
+    executing: Waiter | None = None
+    """Of the instruction that it executes: woken when the clock changes, at which it goes on at another speed."""
     reasons: EventReason = EventReason.NONE
     energy_j: float = 0.0
     energy_ns: int = 0
@@ -83,6 +85,8 @@ class Gpu:
         if mhz == self.locked_mhz:
             self.settle()
             self.clock_mhz = mhz or CLOCKS_MHZ[-1]
+            if self.executing is not None:
+                scheduler().wake(self.executing)
 
     @property
     def power_w(self) -> float:

@@ -1,7 +1,7 @@
 """Training jobs: one process for each rank, which computes on its GPU and marks what it does.
 
-Ranks of a pipeline wait for each other as 1F1B does, and all pipelines at the end of an iteration. How long an
-instruction takes follows from the profile and the clock in effect when it begins. Marks are written to the shared
+Ranks of a pipeline wait for each other as 1F1B does, and all pipelines at the end of an iteration. How fast an
+instruction goes on follows from the profile and the clock in effect. Marks are written to the shared
 memory that the agent reads, by the writer of the real channel; the connection is made again when the agent has gone.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.simulation.gpus import Gpu
 from tests.simulation.node import SimulatedNode
-from tests.simulation.scheduler import Process, Scheduler, Waiter
+from tests.simulation.scheduler import NS, Process, Scheduler, Waiter
 
 from perseus_agent.node.processes import TrainingSession
 from perseus_agent.pods.identity import Peer, PodProcess
@@ -115,16 +115,26 @@ class TrainingJob:
             times_us = self._begin_step(rank, writer, iteration)
             for index, instruction in enumerate(schedule):
                 self._receive(rank, instruction)
-                takes_s, energy_j = self._costs(rank, instruction)
-                rank.gpu.execute(energy_j / takes_s)
                 self._mark(writer, times_us, iteration, 2 * index + 1)
-                self.scheduler.pause(takes_s * self.scheduler.random.uniform(0.998, 1.002))
-                rank.gpu.execute(0.0)
+                self._compute(rank, instruction)
                 self._mark(writer, times_us, iteration, 2 * index + 2)
                 self._done.add((rank.dp, rank.stage, instruction.kind, instruction.microbatch, iteration))
                 self._notify()
             self._end_step(rank, writer, iteration, times_us)
             self._reduce(iteration)
+
+    def _compute(self, rank: Rank, instruction: Instruction) -> None:
+        """Execute an instruction, at each clock for as long as that is in effect."""
+        gpu, left, noise = rank.gpu, 1.0, self.scheduler.random.uniform(0.998, 1.002)
+        changed = True
+        while changed:
+            takes_s, energy_j = self._costs(rank, instruction)
+            gpu.execute(energy_j / takes_s)
+            began_ns, gpu.executing = self.scheduler.now_ns, self.scheduler.waiter()
+            changed = self.scheduler.wait(gpu.executing, left * noise * takes_s)
+            left = max(0.0, left - (self.scheduler.now_ns - began_ns) / (noise * takes_s * NS))
+        gpu.executing = None
+        gpu.execute(0.0)
 
     @property
     def _by_events(self) -> bool:
