@@ -182,7 +182,10 @@ class ServingPromises:
         wall_s = (self._now.now_ns + self._now.wall_offset_ns) / NS
         for engine in engines:
             table, uid = pool.model.table, engine.pod_uid
-            follows = table is not None and pool.follows(uid) and uid != pool.switched_back(wall_s)
+            measured, before = (uid == pool.switched_back(at_s) for at_s in (wall_s, wall_s - OBEYED_S))
+            if measured != before:  # a block of a comparison has just begun, or ended
+                continue
+            follows = table is not None and pool.follows(uid) and not measured
             tries = uid == pool.trials.canary and pool.trying(wall_s)
             if pool.granted is not None:  # it rests at a ceiling
                 continue
