@@ -13,6 +13,7 @@ from tests.simulation.energy import Energy
 from tests.simulation.gpus import Gpu
 from tests.simulation.kinds import Fault
 from tests.simulation.node import SimulatedNode
+from tests.simulation.pace import Pace
 from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.serving_promises import ServingPromises
@@ -61,6 +62,7 @@ class Promises:
         self._foreign = False
         self._forged: set[str] = set()
         self.energy = Energy(world)
+        self.pace = Pace(world)
         self.serving = ServingPromises(world)
         world.network.answered = self._accepted
         self.writes = Writes(world, lambda node: node in self._torn or self._now.now_ns < self._excused_ns.get(node, 0))
@@ -73,6 +75,7 @@ class Promises:
         self._active.append(fault)
         self._excuse(fault)
         self.energy.begun(fault)
+        self.pace.begun(fault)
         self._foreign |= fault.kind == "foreign lock"
         if fault.kind == "rank forges":  # its job has what it has written
             self._forged.add(f"job-{fault.place % len(self._world.training)}")
@@ -89,6 +92,7 @@ class Promises:
         self._active.remove(fault)
         self._excuse(fault)
         self.energy.begun(fault, ends=True)
+        self.pace.begun(fault)
 
     def _excuse(self, fault: Fault) -> None:
         if fault.kind in DRIVER:
@@ -109,6 +113,7 @@ class Promises:
             self.writes.look(node)
             self._look_at(node)
         self.serving.look()
+        self.pace.look()
         self._now.after(LOOK_S, self._look)
 
     def _look_at(self, node: SimulatedNode) -> None:
@@ -241,6 +246,8 @@ class Promises:
 
     def _check_energy(self, quiet_s: float) -> None:
         self.energy.check_sums(quiet_s, self._forged)
+        if not self._now.failures:
+            self.pace.check_savings()
 
     def _check_misedited(self, name: str, conditions: Any, quiet_s: float) -> None:
         """Promise 9: a spec that is none is refused by the name of its field, and leaves in force the one before."""
