@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutant import Mutant
+from tests.simulation.mutants import MUTANTS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = REPOSITORY / "docs" / "simulation.md"
@@ -127,7 +129,7 @@ def replay(seed: int) -> int:
             return 0
         faults, _ = shrink(workers, seed, outcome["failure"])
         (least,) = workers.run([{"seed": seed, "faults": faults, "tracing": True}])
-        print("\n".join(least["trace"]))
+        print("\n".join(least.get("trace", ())))  # none, if the simulation itself has failed
         print(f"seed {seed}: {outcome['failure']}")
         print(f"seed {seed}, with {len(faults)} of {len(outcome['faults'])} faults: {'; '.join(least['faults'])}")
         print(f"  {least['failure']}")
@@ -184,11 +186,10 @@ def _said(outcome: dict[str, Any]) -> str:
 
 def _first_that_fails(workers: Workers, mutant: Mutant, most: int) -> dict[str, Any] | None:
     """The outcome of the first seed in which a promise is broken, of those that draw what the mutant needs."""
-    seeds = range(SEEDS_OF_MUTANTS)
+    seeds: Sequence[int] = range(SEEDS_OF_MUTANTS)
     if mutant.needs:
         drawn = {answer["draw"]: answer["faults"] for answer in workers.run({"draw": seed} for seed in seeds)}
-        kinds = {seed: {fault["kind"] for fault in faults} for seed, faults in drawn.items()}
-        seeds = [seed for seed in seeds if kinds[seed].issuperset(mutant.needs)]
+        seeds = [seed for seed in seeds if mutant.may_show(drawn[seed])]
     outcomes = workers.run({"seed": seed} for seed in seeds[:most])
     return next((outcome for outcome in outcomes if outcome["failure"]), None)
 
@@ -205,8 +206,13 @@ def _record(mutant: Mutant, outcome: dict[str, Any] | None, most: int) -> None:
 
 
 def _broken(failure: str) -> str:
-    """Which promise."""
-    return failure.partition(" s: ")[2].partition(":")[0]
+    """Which promise, or what else must never be: a defect that is logged, a thread that ends."""
+    said = failure.splitlines()[0].partition(" s: ")[2]
+    if raised := re.search(r"(\w+) raised (\w+)", said):
+        return f"{raised[1]} ends with {raised[2]}"
+    if ended := re.match(r"thread (\S+) of \S+ ended with (\w+)", said):
+        return f"thread {ended[1]} ends with {ended[2]}"
+    return said.partition(":")[0] or failure.partition(":")[0]
 
 
 def main() -> int:

@@ -42,6 +42,8 @@ def answer(scheduler: Scheduler, task: Task, request: bytes) -> Verdict:
         verdict = Verdict(Outcome.ANSWERED, worker._answer(task.value, rough), seconds=0.5)
     except SolverError as error:
         verdict = Verdict(Outcome.REFUSED, message=str(error))
+    except Exception as error:  # noqa: BLE001  # a process of a worker ends with it
+        verdict = Verdict(Outcome.DIED, message=f"the solver process ended with exit code 1: {error}")
     scheduler.random.setstate(drawn)
     begun = path.with_suffix(f".{os.getpid()}")
     begun.write_bytes(pickle.dumps(verdict))

@@ -11,7 +11,7 @@ from tests.simulation.gpus import LIMIT_W
 from tests.simulation.kinds import Fault
 from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
-from tests.simulation.world import BUDGET, World
+from tests.simulation.world import BUDGET, PIPELINES, STAGES, World, work
 
 PLANNED: Final = "job-0"
 """The job that has plans."""
@@ -25,6 +25,7 @@ OF_OPERATORS: Final = frozenset(
     (
         "operator killed",
         "operator stopped",
+        "operators gone",
         "link cut",
         "link blinks",
         "messages lost",
@@ -80,7 +81,25 @@ class Energy:
                     " operators had faults"
                 )
             self._kept |= mean_w <= limit_w * NOISE and says_kept(budget)
+            if self._kept and not self._now.failures:
+                self._look_at_resting(limit_w)
         self._now.after(1.0, self._look)
+
+    def _look_at_resting(self, limit_w: float) -> None:
+        """The clock at which the job is to rest draws no more than its share, whatever is executed at it."""
+        uid = self._world.uids.get(PLANNED, "")
+        for name in self._world.nodes_of[PLANNED]:
+            agent = self._world.nodes[name].agent
+            lease = agent.node.leases._jobs.get(uid) if agent is not None and agent.node is not None else None
+            if lease is None or lease.lapsed or not lease.clock.mhz:
+                continue
+            most_w, lowest = _most_w(lease.clock.mhz)
+            if most_w > limit_w * NOISE and not lowest:
+                self._now.fail(
+                    f"promise 12: {PLANNED} is to rest at {lease.clock.mhz} MHz on {name} without an operator, and may"
+                    f" draw {most_w:.0f} of {limit_w:.0f} W then"
+                )
+                return
 
     def _mean_w(self) -> float | None:
         """Of the planned job, over its last iterations; None: it has not run so many, or stands still."""
@@ -139,6 +158,16 @@ class Energy:
                 f"promise 7: {len(run)} iterations of {name} are said to have used {said_j:.0f} J; its GPUs drew"
                 f" {drawn_j:.0f} J"
             )
+
+
+def _most_w(mhz: int) -> tuple[float, bool]:
+    """What the planned job draws at most at a clock, and whether no lower one was measured."""
+    costs = work().costs
+    watts = [
+        max(joules / seconds for (of, _, at), (seconds, joules) in costs.items() if (of, at) == (stage, mhz))
+        for stage in range(STAGES)
+    ]
+    return PIPELINES * sum(watts), mhz == min(at for _, _, at in costs)
 
 
 def says_kept(budget: Any) -> bool:

@@ -10,7 +10,7 @@ from tests.simulation.gpus import CLOCKS_MHZ, FOREIGN, REASON_OF_FOREIGN
 from tests.simulation.kinds import Fault, Kind, node_of, setting
 from tests.simulation.network import REQUESTS
 from tests.simulation.serving_faults import KINDS_OF_SERVING
-from tests.simulation.training import forge
+from tests.simulation.training import forge, ring
 from tests.simulation.world import BUDGET, NAMESPACE, PLANNED_W, World
 
 from perseus_agent.devices.base import EventReason
@@ -55,6 +55,17 @@ def _connection(world: World, fault: Fault) -> Any:
 
 def _disk(world: World, fault: Fault) -> Any:
     return node_of(world, fault).disk
+
+
+def _kill_operators(world: World, fault: Fault) -> None:
+    """All replicas are killed, and none is started for a while: their nodes are gone, say."""
+    for replica in world.replicas:
+        world.scheduler.kill(replica.process)
+
+
+def _start_operators(world: World, fault: Fault) -> None:
+    for replica in world.replicas:
+        world.start_again(replica)
 
 
 def _stop_agent(world: World, fault: Fault) -> None:
@@ -102,40 +113,40 @@ def _kill_training(world: World, fault: Fault) -> None:
     name, number = _name(world, fault)
     if world.training[name].ranks:
         world.training[name].end()
-        _start_later(world, name, number, fault)
+        _start_later(world, name, number, 10 * fault.value)
 
 
-def _start_later(world: World, name: str, number: int, fault: Fault) -> None:
-    """A user starts what has ended again, after up to ten seconds."""
+def _start_later(world: World, name: str, number: int, seconds: float) -> None:
+    """A user starts what has ended again."""
 
     def start() -> None:
         if not world.training[name].ranks:
             again(world, name, number)
 
-    world.scheduler.after(10 * fault.value, start)
+    world.scheduler.after(seconds, start)
 
 
 def _fail_gpus(world: World, fault: Fault) -> None:
-    """GPUs fail: the driver refuses, and with it the training ends."""
+    """GPUs fail: the driver refuses, and with it the training ends. Its user looks at it before it is started again."""
     node = node_of(world, fault)
     node.driver.refuses = True
-    _end_processes(world, node, fault)
+    _end_processes(world, node, 4 + 16 * fault.value)
 
 
 def _evict(world: World, fault: Fault) -> None:
     """A node kills what runs on it: out of memory, say."""
     node = node_of(world, fault)
-    _end_processes(world, node, fault)
+    _end_processes(world, node, 10 * fault.value)
     node.kill_keeper()
     node.kill_agent()
 
 
-def _end_processes(world: World, node: Any, fault: Fault) -> None:
-    """What uses GPUs of a node ends, and is started again."""
+def _end_processes(world: World, node: Any, again_s: float) -> None:
+    """What uses GPUs of a node ends, and is started again: training after so long."""
     for name, number in _jobs_on(world, node):
         if world.training[name].ranks:
             world.training[name].end()
-            _start_later(world, name, number, fault)
+            _start_later(world, name, number, again_s)
     world.serving.restart_engine(node.name)
 
 
@@ -255,6 +266,20 @@ def _forge(world: World, fault: Fault) -> None:
         world.scheduler.spawn(rank.process, "forge", lambda: forge(rank, fault.value, fault.lasts_s))
 
 
+def _ring(world: World, fault: Fault) -> None:
+    """A rank rings again and again, and what its agent reads then is long."""
+    ranks = world.training[_name(world, fault)[0]].ranks
+    if ranks:
+        rank = ranks[fault.place % len(ranks)]
+        world.scheduler.spawn(rank.process, "ring", lambda: ring(rank, fault.value, fault.lasts_s))
+
+
+def _take_right(world: World, fault: Fault) -> None:
+    """An administrator takes the right to see jobs from a viewer of the page, or his token."""
+    right = fault.value < 0.5
+    world.rights.change(world.scheduler.now_ns, may_see=not right, known=right)
+
+
 def _tear(world: World, fault: Fault) -> None:
     """The agent is killed, and what it wrote last is only half on the disk."""
     node = node_of(world, fault)
@@ -276,6 +301,7 @@ KINDS: Final[dict[str, Kind]] = {
         lambda w, f: w.scheduler.resume(_replica(w, f).process),
         (0.5, 15.0),
     ),
+    "operators gone": Kind(_kill_operators, _start_operators, (0.5, 15.0), weight=3),
     "link cut": Kind(**setting(_link, "cut", True, False), lasts_s=(0.5, 20.0), weight=3),
     "link blinks": Kind(**setting(_link, "cut", True, False), lasts_s=(0.2, 1.2), weight=3),
     "messages lost": Kind(**setting(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
@@ -309,9 +335,17 @@ KINDS: Final[dict[str, Kind]] = {
     "power limited": Kind(_limit, lambda w, f: w.api.delete_budget(BUDGET), (5.0, 30.0), may_stay=True, weight=4),
     "stranger calls": Kind(_stranger),
     "rank forges": Kind(_forge, lambda w, f: None, (1.0, 15.0), weight=6),
+    "rank rings": Kind(_ring, lambda w, f: None, (3.0, 15.0)),
+    "counter stops": Kind(**setting(_gpu, "counts", False, True), lasts_s=(1.0, 15.0), may_stay=True),
+    "right taken away": Kind(_take_right, lambda w, f: w.rights.change(w.scheduler.now_ns), (5.0, 30.0), may_stay=True),
+    "solvers lie": Kind(**setting(lambda w, f: w, "solvers_lie", lambda f: f.value, None), lasts_s=(1.0, 15.0)),
     "clock set": Kind(_jump, weight=1),
     **KINDS_OF_SERVING,
 }
+
+
+LIMITED: Final = 0.15
+"""Of seeds, the share in which power is limited from early on: what a PowerBudget promises takes a plan to show."""
 
 
 def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
@@ -319,6 +353,8 @@ def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
     own = random.Random(f"faults of {seed}")
     names, weights = list(KINDS), [kind.weight for kind in KINDS.values()]
     found = list[Fault]()
+    if own.random() < LIMITED:
+        found.append(Fault(own.uniform(2, 10), "power limited", own.randrange(64), 0, own.random()))
     for name in own.choices(names, weights, k=own.randint(0, most)):
         kind = KINDS[name]
         at_s, lasts_s = own.uniform(0.5, until_s - 2), own.uniform(*kind.lasts_s)

@@ -64,6 +64,8 @@ class Gpu:
     executing: Waiter | None = None
     """Of the instruction that it executes: woken when the clock changes, at which it goes on at another speed."""
     reasons: EventReason = EventReason.NONE
+    counts: bool = True
+    """Its counter of energy answers."""
     energy_j: float = 0.0
     energy_ns: int = 0
     changed: Callable[[Gpu, str], None] = field(default=lambda *_: None)
@@ -135,6 +137,8 @@ class SimulatedDevice:
     def energy(self) -> Sequence[EnergyReading] | None:
         self._read()
         self._gpu.settle()
+        if not self._gpu.counts:
+            return None
         return [EnergyReading(self.now_us(), mj_from_j(self._gpu.energy_j))]
 
     def power_mw(self) -> int | None:

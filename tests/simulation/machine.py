@@ -203,6 +203,11 @@ class SimulatedThread:
         return self._thread is not None and not self._over.is_set()
 
     @property
+    def busy_s(self) -> float:
+        """Processor time of all its steps."""
+        return self._thread.busy_s if self._thread is not None else 0.0
+
+    @property
     def computed_s(self) -> float:
         """Of steps that did not come to an end."""
         return self._thread.computed_s if self._thread is not None else 0.0
@@ -287,7 +292,7 @@ def install() -> None:
             "perf_counter": lambda: scheduler().now_ns / NS,
             "time": lambda: (scheduler().now_ns + scheduler().wall_offset_ns) / NS,
             "time_ns": lambda: scheduler().now_ns + scheduler().wall_offset_ns,
-            "thread_time": lambda: 0.0,
+            "thread_time": lambda: own.busy_s if (own := _now[0].thread) else 0.0,
             "sleep": lambda seconds: scheduler().pause(seconds),
         },
         threading: {

@@ -12,11 +12,13 @@ from tests.doubles.kept import kept
 from tests.simulation.energy import Energy
 from tests.simulation.gpus import Gpu
 from tests.simulation.kinds import Fault
+from tests.simulation.lease_promises import LeasePromises
 from tests.simulation.node import SimulatedNode
 from tests.simulation.pace import Pace
 from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.serving_promises import ServingPromises
+from tests.simulation.thread_promises import ThreadPromises
 from tests.simulation.world import World
 from tests.simulation.writes import Writes
 
@@ -66,6 +68,8 @@ class Promises:
         self.serving = ServingPromises(world)
         world.network.answered = self._accepted
         self.writes = Writes(world, lambda node: node in self._torn or self._now.now_ns < self._excused_ns.get(node, 0))
+        self.leases = LeasePromises(world, self._excuses_clocks)
+        self.threads = ThreadPromises(world)
         self._look()
 
     # ------------------------------------------------------------------------------------------------ faults
@@ -103,6 +107,12 @@ class Promises:
         if fault.kind not in LEASES_STAY:
             self._not_only_api_ns = self._now.now_ns + int(20 * NS)
 
+    def _excuses_clocks(self, node: str) -> bool:
+        """Whether GPUs of a node may be at default clocks though a lease asks for another: by its driver, or because no
+        keeper watches them."""
+        unkept = self._now.now_ns - self._unkept_ns.get(node, 0) < int(UNKEPT_S * NS)
+        return unkept or self._now.now_ns < self._excused_ns.get(node, 0)
+
     def _node_of(self, fault: Fault) -> str:
         return list(self._world.nodes)[fault.place % len(self._world.nodes)]
 
@@ -135,6 +145,8 @@ class Promises:
                 self._look_at_foreign(node, gpu)
         if serves and agent is not None and agent.node is not None:
             self._look_at_leases(node, agent.node)
+            self.leases.look(node, agent.node)
+            self.threads.look(node, agent.node)
 
     def _leases_on(self, node: SimulatedNode) -> list[Any]:
         """That have not run out."""

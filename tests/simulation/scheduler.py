@@ -66,6 +66,8 @@ class Thread:
         self.name = name
         self.computed_s = 0.0
         """Of a step that did not come to an end."""
+        self.busy_s = 0.0
+        """Processor time of its steps, where the world says that they take any."""
         self.greenlet = greenlet.greenlet(run)
         self.resume: Callable[[], None] = lambda: None
         """The step in which it goes on."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.simulation.__main__ import PAGE, Workers, kept_seeds
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutant import Mutant
+from tests.simulation.mutants import MUTANTS
 
 SEED = 3
 STOPPED = {"at_s": 5.0, "kind": "agent stopped", "place": 0, "lasts_s": 8.0, "value": 0.5}

@@ -271,6 +271,18 @@ def forge(rank: Rank, value: float, lasts_s: float) -> None:
         scheduler.pause(draw.uniform(0.01, 0.3))
 
 
+def ring(rank: Rank, value: float, lasts_s: float) -> None:
+    """Ring without a pause, and have what the agent reads then take it milliseconds."""
+    scheduler = rank.job.scheduler
+    end_ns = scheduler.now_ns + int(lasts_s * 1e9)
+    while scheduler.now_ns < end_ns:
+        session, writer = rank.session, rank.writer
+        if session is not None and writer is not None:
+            session.channel.__dict__["look_s"] = 0.002 + 0.008 * value  # see ``worker``
+            writer.ring()
+        scheduler.pause(scheduler.random.uniform(0.004, 0.02))
+
+
 def _equal_records(writer: ChannelWriter, first: int, at_us: int) -> None:
     """Records of the GPU's times, all of which are one."""
     _records(writer, first, at_us, 0)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation import machine
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutant import Mutant
+from tests.simulation.mutants import MUTANTS
 
 ENDLESS_S: Final = 4.0
 """Of processor time in one step, of which a whole seed takes less."""
@@ -46,6 +47,32 @@ def mutate(mutant: Mutant) -> None:
         return code
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def _take_time(of: Any, method: str) -> None:
+    """Have a look of a GPU's thread at its rank take the processor time that the rank makes it take."""
+    real = getattr(of, method)
+
+    def look(self: Any, *args: Any, **named: Any) -> Any:
+        thread = machine.scheduler().thread
+        if thread is not None:
+            thread.busy_s += self.channel.__dict__.get("look_s", 0.0)
+        return real(self, *args, **named)
+
+    setattr(of, method, look)
+
+
+def _parse_beside(of: Any, name: str) -> None:
+    """Promise 10: what a worker of the solver service has answered is read in a thread, not on the event loop."""
+    real = getattr(of, name)
+
+    def parse(*args: Any, **named: Any) -> Any:
+        own = machine.scheduler()
+        if own.thread is None:
+            own.fail(f"promise 10: {name} reads an answer of the solver on the event loop")
+        return real(*args, **named)
+
+    setattr(of, name, parse)
 
 
 def _guard() -> None:
@@ -111,13 +138,17 @@ def main() -> None:
     machine.install()
     from tests.simulation import answers, faults, runs
 
-    from perseus_agent.clocks import gpu_worker, latency
+    from perseus_agent.clocks import gpu_worker, latency, rank_follower
     from perseus_operator.families.serving import work
+    from perseus_operator.families.training.work import calibrator, frontier_loader
     from perseus_solver.rehearsal import deployment, refinement
     from perseus_solver.search import pool
 
     # The kernel's figure of what a thread has computed.
     gpu_worker.computed_s = lambda thread: thread.computed_s  # type: ignore[attr-defined]
+    _take_time(rank_follower.RankFollower, "look")
+    _parse_beside(frontier_loader, "open_frontier")
+    _parse_beside(calibrator, "parse_calibration_result")
     for module, budget, share in (  # plans need not be good here, and each seed measures latencies of its own
         (latency, "READ_STEPS", 4),  # most turns of a GPU's thread read whether a change is in effect
         (pool, "_WORK", 400),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from tests.simulation.gpus import Gpu
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network, SimulatedPool
 from tests.simulation.node import SimulatedNode
+from tests.simulation.page import Rights, view
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.serving import Serving
 from tests.simulation.training import Rank, TrainingJob, Work
@@ -33,7 +35,7 @@ from perseus_operator.objects.values import ConfigMap, Pod
 from perseus_operator.replicas.epochs import Epochs
 from perseus_operator.replicas.shards import Replica
 from perseus_operator.solving.pool import SolverPool
-from perseus_operator.solving.process import Task, Verdict
+from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.slots import FairSlots
 from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import build_problem
@@ -60,6 +62,8 @@ SERVES: Final = (3, 7)
 """The nodes that have an engine."""
 FREE: Final = 3
 """The node with a GPU that nobody has handed over."""
+LATE: Final = 0.2
+"""Of the ways in which workers of the solver service fail, the share that is late; all others answer at once."""
 LEASE_TTL_S: Final = 6.0
 RESTART_S: Final = (0.5, 3.0)
 
@@ -96,13 +100,36 @@ def work() -> Work:
 class Solvers:
     """The solver's workers: the same functions, in this process; their time is what the seed says."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, lie: Callable[[], float | None] = lambda: None) -> None:
+        """``lie``: how what they answer is changed; None: they are honest."""
         self.slots = FairSlots(2)
         self._scheduler = scheduler
+        self._lie = lie
 
     async def run(self, task: Task, request: bytes, most_bytes: int) -> Verdict:
-        await asyncio.sleep(self._scheduler.random.uniform(0.2, 1.5))
-        return answer(self._scheduler, task, request)
+        draw = self._scheduler.random
+        await asyncio.sleep(draw.uniform(0.2, 1.5))
+        verdict, way = answer(self._scheduler, task, request), self._lie()
+        if way is None or verdict.outcome is not Outcome.ANSWERED:
+            return verdict
+        if way < LATE:
+            await asyncio.sleep(draw.uniform(5.0, 20.0))
+            return verdict
+        return replace(verdict, answer=lie(verdict.answer, way, most_bytes, draw))
+
+
+def lie(answer: bytes, way: float, most_bytes: int, draw: random.Random) -> bytes:
+    """What a worker of another tenant may answer in place of this: nothing, a part, another one, or anything."""
+    match int(way * 5):
+        case 1:
+            return answer[: draw.randrange(len(answer))]
+        case 2:
+            place = draw.randrange(len(answer))
+            return answer[:place] + bytes([answer[place] ^ 1 << draw.randrange(8)]) + answer[place + 1 :]
+        case 3:
+            return draw.randbytes(min(most_bytes, 100_000))
+        case _:
+            return b'{"a": ' * min(most_bytes // 6, 10_000)
 
 
 @dataclass
@@ -150,6 +177,10 @@ class World:
         self.serving = Serving(self.scheduler, self.api, servers)
         self._pods: dict[str, Pod] = {}
         self._number = 0
+        self.rights = Rights()
+        """Of a viewer of the operator's page."""
+        self.solvers_lie: float | None = None
+        """The workers of the solver service answer what cannot be, in a way that this value says."""
         self._marks = [self.scheduler.random.choice(list(MarkSource)) for _ in TRAINS]
 
     def _sync(self) -> OSError | None:
@@ -201,8 +232,9 @@ class World:
                 break
             except KubeError:
                 await asyncio.sleep(1.0)  # Kubernetes starts it again
-        solver = SolverPool(workers=1, timeout_s=60.0, memory_mib=4096)
-        solver.solvers = solver._restorers = Solvers(self.scheduler)  # type: ignore[assignment]
+        service = Solvers(self.scheduler, lambda: self.solvers_lie)
+        solver = SolverPool(workers=1, timeout_s=60.0, memory_mib=4096, service=service)
+        solver._restorers = Solvers(self.scheduler)  # type: ignore[assignment]  # processes of the operator's pod
         services = Services(
             kube=connection,  # type: ignore[arg-type]  # as far as an operator of one namespace asks
             agents=SimulatedPool(self.network, process, timeout_s=self.settings.agent_timeout_s),
@@ -219,13 +251,20 @@ class World:
         connection.relist()
         await operator.start()
         replica.operator = operator
+        rights = lambda: view(self.scheduler, replica.name, NAMESPACE, replica.api, self.rights)  # noqa: E731
+        self.scheduler.spawn(process, "page", rights)
         self.scheduler.note(f"{replica.name} serves with epoch {epoch}")
 
     def kill_operator(self, replica: Replicated) -> None:
         """SIGKILL, and the kubelet starts it again."""
         if replica.process.alive:
             self.scheduler.kill(replica.process)
-            self.scheduler.after(self.scheduler.random.uniform(*RESTART_S), lambda: self.start_operator(replica))
+            self.scheduler.after(self.scheduler.random.uniform(*RESTART_S), lambda: self.start_again(replica))
+
+    def start_again(self, replica: Replicated) -> None:
+        """Start a replica that has been killed, unless somebody has."""
+        if not replica.process.alive:
+            self.start_operator(replica)
 
     # ------------------------------------------------------------------------------------------------ users
 
