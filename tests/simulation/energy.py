@@ -31,6 +31,7 @@ OF_OPERATORS: Final = frozenset(
         "messages lost",
         "messages doubled",
         "messages late",
+        "messages held",
         "API away",
         "API fails",
         "API stale",

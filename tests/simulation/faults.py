@@ -307,6 +307,7 @@ KINDS: Final[dict[str, Kind]] = {
     "messages lost": Kind(**setting(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages doubled": Kind(**setting(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages late": Kind(**setting(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),
+    "messages held": Kind(**setting(_link, "held", lambda f: 0.1 + 0.5 * f.value, 0.0), lasts_s=(3.0, 15.0)),
     "API away": Kind(**setting(_connection, "away", True, False), lasts_s=(1.0, 20.0)),
     "API fails": Kind(**setting(_connection, "failing", lambda f: 0.7 * f.value, 0.0), lasts_s=(1.0, 20.0)),
     "API stale": Kind(**setting(_connection, "stale_s", lambda f: 10 * f.value, 0.0), lasts_s=(5.0, 60.0)),
@@ -355,6 +356,8 @@ def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
     found = list[Fault]()
     if own.random() < LIMITED:
         found.append(Fault(own.uniform(2, 10), "power limited", own.randrange(64), 0, own.random()))
+        if own.random() < 0.4:  # whoever decides about it is gone once there is a plan
+            found.append(Fault(own.uniform(14, until_s - 6), "operators gone", 0, own.uniform(0.5, 6), own.random()))
     for name in own.choices(names, weights, k=own.randint(0, most)):
         kind = KINDS[name]
         at_s, lasts_s = own.uniform(0.5, until_s - 2), own.uniform(*kind.lasts_s)

@@ -17,8 +17,9 @@ from perseus_agent.clocks.standing import Standing
 
 STEADY_S: Final = 2.0
 """How long a GPU has been locked under a lease that is to stay so: an order that was given before has come."""
-LOWERED_S: Final = 1.25
-"""Within which a GPU is at the clock that stays, after its lease has run out: as for a reset."""
+LOWERED_S: Final = 5.0
+"""Within which a GPU is at the clock that stays, after its lease has run out: the iteration under way, of up to three
+seconds here, ends with its plan."""
 
 
 @dataclass

@@ -158,7 +158,7 @@ MUTANTS_OF_AGENTS: Final[tuple[Mutant, ...]] = (
         "perseus_agent.node.leases",
         "hole of a seed",
         ("    if number and number < lease.number:\n", "    if False:\n"),
-        needs=("messages late",),
+        needs=("messages held",),
     ),
     mutant(
         "silence-of-an-engine-unnoticed",

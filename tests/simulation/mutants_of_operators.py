@@ -133,6 +133,13 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         needs=("power limited",),
     ),
     mutant(
+        "unknown-draw-is-nothing",
+        "perseus_operator.budgets.budget",
+        "hole of a seed",
+        ("reserved_w = max(reserved_w, before.reserved_w)", "pass"),
+        needs=within("power limited", "operators gone", 8.0),
+    ),
+    mutant(
         "lease-without-an-answer-forgotten",
         "perseus_operator.nodes.actions",
         "hole of a seed",

@@ -24,6 +24,8 @@ from perseus_operator.clients.agents.client import AgentPool
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 KEEPALIVE_S: Final = 10.0
+HELD_S: Final = (1.5, 6.0)
+"""An operator asks again after a second and a half."""
 MOST_BYTES: Final = 16_384
 """Of a message: of jobs of four ranks, whatever these write, and of one engine on a node."""
 OPERATOR: Final = "perseus-operator"
@@ -50,6 +52,8 @@ class Link:
     """Of messages, a share."""
     doubled: float = 0.0
     slow: float = 1.0
+    held: float = 0.0
+    """Of messages, a share that is seconds late: what is asked again comes first."""
 
 
 class Aborted(Exception):
@@ -108,7 +112,8 @@ class Network:
             return
         for _ in range(2 if draw.random() < link.doubled else 1):
             delay_s = draw.uniform(0.0002, 0.002) if draw.random() < 0.97 else draw.uniform(0.002, 0.2)
-            self.scheduler.after(delay_s * link.slow, deliver)
+            held_s = draw.uniform(*HELD_S) if link.held and draw.random() < link.held else 0.0
+            self.scheduler.after(delay_s * link.slow + held_s, deliver)
 
     def call_as_stranger(self, node: SimulatedNode, method: str, request: Any) -> None:
         """Have somebody with another name in his certificate call an agent: promise 8 says that nobody listens."""

@@ -33,6 +33,7 @@ class BudgetDecision:
     allocation: Allocation = field(default_factory=Allocation)
     members: tuple[Member, ...] = ()
     reserved_w: float = 0.0
+    """Set aside for jobs whose clocks are not set."""
     decided_w: float = 0.0
     """Watts that there were for the claims when the shares were decided; less than now: more has come since."""
 
@@ -85,7 +86,8 @@ def _granted(member: Member, spec: BudgetSpec) -> Member:
 
 
 def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDecision) -> BudgetDecision:
-    """Decide the shares of a budget. A job whose frontier is not known yet, as after a restart, keeps its share.
+    """Decide the shares of a budget. A job whose frontier is not known yet, as after a restart, keeps its share; while
+    it is not known what one draws that has none, no less is set aside for such jobs than before.
 
     Args:
         spec: of the budget, with the watts that it shares now.
@@ -100,6 +102,8 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
         if member.claim is None and member.drawn_w is None and member.job in before.allocation.shares_w
     }
     reserved_w = math.fsum(member.drawn_w for member in granted if member.drawn_w is not None)
+    if any(m.claim is None and m.drawn_w is None and m.job not in kept_w for m in granted):
+        reserved_w = max(reserved_w, before.reserved_w)  # of what was set aside, some may be what that job draws
     left_w = spec.watts - reserved_w - math.fsum(kept_w.values())
     fresh = allocate(left_w, claims)
     subject, decided_w = tuple(sorted((claim.job, claim.priority, claim.subject) for claim in claims)), left_w
@@ -192,11 +196,15 @@ def _share(member: Member, watts: float) -> JobShare:
 
 
 def decision_from_status(written: Mapping[str, Any]) -> BudgetDecision:
-    """The shares that another replica, or an operator before this one, has granted, as the status has them."""
+    """The shares that another replica, or an operator before this one, has granted, and what it has set aside, by the
+    status.
+    """
     shares_w = {}
     for share in stored_items(written.get("shares")):
         if (stored := parse_stored(JobShare, share)) is not None:
             shares_w[f"{stored.namespace}/{stored.name}"] = float(stored.watts)
     conditions = stored_items(written.get("conditions"))
     too_small = any(each.get("reason") == BudgetReason.TOO_SMALL for each in conditions)
-    return BudgetDecision(allocation=Allocation(shares_w, not too_small))
+    figures = parse_stored(BudgetFigures, written)
+    reserved_w = 0.0 if figures is None else float(figures.unsteered_watts)
+    return BudgetDecision(allocation=Allocation(shares_w, not too_small), reserved_w=reserved_w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +193,18 @@ def test_a_budget_counts_the_power_limits_of_the_gpus_once_they_are_known() -> N
     assert member is not None
     assert member.claim is None
     assert member.drawn_w == member.held_w == 4 * BOARD_W
+
+
+def test_a_budget_counts_no_less_while_an_agent_has_yet_to_ask_its_kubelet_for_gpus() -> None:
+    """As after all operators were gone, and leases had run out: GPUs of a pod that is not spoken of draw power, too."""
+    job = Job()
+    job.acquire()
+    job.renew(900, 900)
+    one = job.nodes[1]
+    one.lease_renewed(started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, ()))
+    member = member_of(job.state, job.family, Now(job.now_s, 1.9e9), settled=False)
+    assert member is not None
+    assert (member.drawn_w, member.held_w) == (None, math.inf)
 
 
 def test_the_doctor_asks_only_what_a_job_without_a_plan_can_answer() -> None:

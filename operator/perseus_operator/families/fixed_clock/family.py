@@ -20,6 +20,7 @@ from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.report import JobReport, smoothing_to_status
+from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.formatting import counted
 from perseus_operator.objects.values import Now
@@ -52,7 +53,7 @@ class FixedClockFamily(Family):
     def member(self, _: Now, *, settled: bool) -> Member:
         """What it draws at its clock is not known, but it is less than the power limits of its GPUs."""
         occupied = self._job.nodes.occupied
-        seen = settled or (bool(occupied) and all(node.clock is not None for node in occupied))
+        seen = settled or (bool(occupied) and all(map(_says_all, occupied)))
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
         drawn_w = held_w if seen else None
         return Member(str(self._job.ref), self._spec.priority, drawn_w=drawn_w, held_w=held_w)
@@ -72,6 +73,12 @@ class FixedClockFamily(Family):
                 power_smoothing=smoothing_to_status(job.nodes.power_smoothing),
             ),
         )
+
+
+def _says_all(node: Node) -> bool:
+    """Whether the agent has said which GPUs every pod has: when a lease is new, it has yet to ask the kubelet."""
+    said = {gpu.pod_uid for gpu in node.clock.gpus} if node.clock is not None else set[str]()
+    return said >= {pod.uid for pod in node.pods}
 
 
 def _clock_applied(job: Job, decision: Decision, mhz: int) -> Condition:
