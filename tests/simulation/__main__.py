@@ -170,8 +170,8 @@ def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> dict[str, d
     docs. Returns by mutant the outcome of the seed that noticed it; None: none has."""
     found = dict[str, dict[str, Any] | None]()
     for mutant in [MUTANTS[name] for name in names] or MUTANTS.values():
-        with Workers(jobs, mutant.name) as workers:
-            outcome = _first_that_fails(workers, mutant, most)
+        with Workers(jobs, mutant.name) as workers, Workers(1) as honest:
+            outcome = _first_that_fails(workers, honest, mutant, most)
         found[mutant.name] = outcome
         said = "not found" if outcome is None else _said(outcome)
         print(f"{mutant.name}: {said}", flush=True)
@@ -184,14 +184,21 @@ def _said(outcome: dict[str, Any]) -> str:
     return f"seed {outcome['seed']}: {outcome['failure'].splitlines()[0]}"
 
 
-def _first_that_fails(workers: Workers, mutant: Mutant, most: int) -> dict[str, Any] | None:
-    """The outcome of the first seed in which a promise is broken, of those that draw what the mutant needs."""
+def _first_that_fails(workers: Workers, honest: Workers, mutant: Mutant, most: int) -> dict[str, Any] | None:
+    """The outcome of the first seed in which a promise is broken, and is kept by the code as it is (``honest``), of
+    those that draw what the mutant needs."""
     seeds: Sequence[int] = range(SEEDS_OF_MUTANTS)
     if mutant.needs:
         drawn = {answer["draw"]: answer["faults"] for answer in workers.run({"draw": seed} for seed in seeds)}
         seeds = [seed for seed in seeds if mutant.may_show(drawn[seed])]
     outcomes = workers.run({"seed": seed} for seed in seeds[:most])
-    return next((outcome for outcome in outcomes if outcome["failure"]), None)
+    for outcome in outcomes:
+        if outcome["failure"]:
+            (unbroken,) = honest.run([{"seed": outcome["seed"]}])
+            if not unbroken["failure"]:
+                return outcome
+            print(f"{mutant.name}: seed {outcome['seed']} fails without it, too: {unbroken['failure']}", flush=True)
+    return None
 
 
 def _record(mutant: Mutant, outcome: dict[str, Any] | None, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from tests.simulation.gpus import CLOCKS_MHZ, FOREIGN, REASON_OF_FOREIGN
@@ -185,6 +186,14 @@ def _enforce(world: World, fault: Fault) -> None:
     world.edit_job(_name(world, fault)[0], {"mode": "Enforce"})
 
 
+def _waver(world: World, fault: Fault) -> None:
+    """A user changes his mind every second or two."""
+    name, every_s = _name(world, fault)[0], 1 + fault.value
+    for turn in range(int(fault.lasts_s / every_s)):
+        mode = "Enforce" if turn % 2 else "Recommend"
+        world.scheduler.after(turn * every_s, partial(world.edit_job, name, {"mode": mode}))
+
+
 def _suspend(world: World, fault: Fault) -> None:
     world.edit_job(_name(world, fault)[0], {"suspend": True})
 
@@ -330,6 +339,7 @@ KINDS: Final[dict[str, Kind]] = {
     "pods deleted": Kind(_delete_pods, _start_pods, (1.0, 10.0), may_stay=True),
     "job deleted": Kind(_delete_job, _recreate_job, (1.0, 10.0), may_stay=True),
     "job recommends": Kind(_observe, _enforce, (1.0, 10.0), may_stay=True),
+    "job wavers": Kind(_waver, _enforce, (3.0, 10.0), weight=3),
     "job suspended": Kind(_suspend, _unsuspend, (1.0, 10.0), may_stay=True),
     "job edited": Kind(_edit, weight=3),
     "job misedited": Kind(_misedit, _correct, (1.0, 10.0), may_stay=True),

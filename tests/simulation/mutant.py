@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +38,22 @@ def within(first: str, second: str, after_s: float) -> Callable[[Faults], bool]:
             and two["kind"] == second
             and two["at_s"] > one["at_s"] + after_s
             and not 0 < one["lasts_s"] < two["at_s"] - one["at_s"]
+            for one in faults
+            for two in faults
+        )
+
+    return meet
+
+
+def overlap(firsts: Collection[str], second: str) -> Callable[[Faults], bool]:
+    """A fault of one of these kinds is there while one of another kind is."""
+
+    def meet(faults: Faults) -> bool:
+        return any(
+            one["kind"] in firsts
+            and two["kind"] == second
+            and one["at_s"] < two["at_s"] + two["lasts_s"]
+            and two["at_s"] < one["at_s"] + one["lasts_s"]
             for one in faults
             for two in faults
         )

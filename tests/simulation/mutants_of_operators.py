@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.simulation.mutant import HOLE, Mutant, mutant, within
+from tests.simulation.mutant import HOLE, Mutant, mutant, overlap, within
 
 MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -133,6 +133,13 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         needs=("power limited",),
     ),
     mutant(
+        "unknown-gpus-draw-nothing",
+        "perseus_operator.families.fixed_clock.family",
+        "hole of a seed",
+        ("_says_all(node.clock, node.pods)", "True"),
+        needs=within("power limited", "operators gone", 8.0),
+    ),
+    mutant(
         "unknown-draw-is-nothing",
         "perseus_operator.budgets.budget",
         "hole of a seed",
@@ -144,7 +151,7 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         "perseus_operator.nodes.actions",
         "hole of a seed",
         (" and not node.lease_asked\n", "\n"),
-        needs=("agent stopped", "job recommends"),
+        needs=overlap(("messages held", "messages lost", "link cut", "agent stopped"), "job wavers"),
     ),
     mutant(
         "canary-of-all-replicas",
@@ -168,7 +175,7 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         "perseus_operator.nodes.iterations",
         "promise 4",
         ("    return None if None in energies else sum(", "    return sum("),
-        needs=("counter stops",),
+        needs=lambda faults: any(f["kind"] == "counter stops" and f["place"] % 11 < 4 for f in faults),  # of job-0
     ),
     mutant(
         "page-remembers-rights",

@@ -281,6 +281,8 @@ def ring(rank: Rank, value: float, lasts_s: float) -> None:
             session.channel.__dict__["look_s"] = 0.002 + 0.008 * value  # see ``worker``
             writer.ring()
         scheduler.pause(scheduler.random.uniform(0.004, 0.02))
+    if rank.session is not None:
+        rank.session.channel.__dict__.pop("look_s", None)
 
 
 def _equal_records(writer: ChannelWriter, first: int, at_us: int) -> None:

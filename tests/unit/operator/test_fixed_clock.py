@@ -202,9 +202,10 @@ def test_a_budget_counts_no_less_while_an_agent_has_yet_to_ask_its_kubelet_for_g
     job.renew(900, 900)
     one = job.nodes[1]
     one.lease_renewed(started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, ()))
-    member = member_of(job.state, job.family, Now(job.now_s, 1.9e9), settled=False)
-    assert member is not None
-    assert (member.drawn_w, member.held_w) == (None, math.inf)
+    for settled in (False, True):
+        member = member_of(job.state, job.family, Now(job.now_s, 1.9e9), settled=settled)
+        assert member is not None
+        assert (member.drawn_w, member.held_w) == (None, math.inf)
 
 
 def test_the_doctor_asks_only_what_a_job_without_a_plan_can_answer() -> None:

@@ -20,10 +20,10 @@ from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.family import Family, Surroundings
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.report import JobReport, smoothing_to_status
-from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.lease_clock import LeaseClock
 from perseus_operator.nodes.workloads import Selection
 from perseus_operator.objects.formatting import counted
-from perseus_operator.objects.values import Now
+from perseus_operator.objects.values import Now, Pod
 
 
 class FixedClockFamily(Family):
@@ -53,7 +53,8 @@ class FixedClockFamily(Family):
     def member(self, _: Now, *, settled: bool) -> Member:
         """What it draws at its clock is not known, but it is less than the power limits of its GPUs."""
         occupied = self._job.nodes.occupied
-        seen = settled or (bool(occupied) and all(map(_says_all, occupied)))
+        seen = all(settled if node.clock is None else _says_all(node.clock, node.pods) for node in occupied)
+        seen = seen and (settled or bool(occupied))
         held_w = math.fsum(held_limits_w(self._job.nodes).values()) if seen else math.inf
         drawn_w = held_w if seen else None
         return Member(str(self._job.ref), self._spec.priority, drawn_w=drawn_w, held_w=held_w)
@@ -75,10 +76,9 @@ class FixedClockFamily(Family):
         )
 
 
-def _says_all(node: Node) -> bool:
-    """Whether the agent has said which GPUs every pod has: when a lease is new, it has yet to ask the kubelet."""
-    said = {gpu.pod_uid for gpu in node.clock.gpus} if node.clock is not None else set[str]()
-    return said >= {pod.uid for pod in node.pods}
+def _says_all(clock: LeaseClock, pods: frozenset[Pod]) -> bool:
+    """Whether the agent says which GPUs every pod has: when a lease is new, it has yet to ask the kubelet."""
+    return {gpu.pod_uid for gpu in clock.gpus} >= {pod.uid for pod in pods}
 
 
 def _clock_applied(job: Job, decision: Decision, mhz: int) -> Condition:
