@@ -169,13 +169,14 @@ def find_mutants(most: int, jobs: int, names: Sequence[str] = ()) -> dict[str, d
     """Break the code in each way in turn, run seeds until one notices, and write the row of each into the table of the
     docs. Returns by mutant the outcome of the seed that noticed it; None: none has."""
     found = dict[str, dict[str, Any] | None]()
-    for mutant in [MUTANTS[name] for name in names] or MUTANTS.values():
-        with Workers(jobs, mutant.name) as workers, Workers(1) as honest:
-            outcome = _first_that_fails(workers, honest, mutant, most)
-        found[mutant.name] = outcome
-        said = "not found" if outcome is None else _said(outcome)
-        print(f"{mutant.name}: {said}", flush=True)
-        _record(mutant, outcome, most)
+    with Workers(1) as honest:
+        for mutant in [MUTANTS[name] for name in names] or MUTANTS.values():
+            with Workers(jobs, mutant.name) as workers:
+                outcome = _first_that_fails(workers, honest, mutant, most)
+            found[mutant.name] = outcome
+            said = "not found" if outcome is None else _said(outcome)
+            print(f"{mutant.name}: {said}", flush=True)
+            _record(mutant, outcome, most)
     print(f"{list(found.values()).count(None)} mutants not found within {most} seeds each")
     return found
 

@@ -1,8 +1,7 @@
-"""What goes wrong in a seed, and what users do: a list that the seed draws, so that it can be shrunk."""
+"""What may go wrong in a seed, and what users do."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -48,6 +47,17 @@ def _jobs_on(world: World, node: Any) -> list[tuple[str, int]]:
 def _link(world: World, fault: Fault) -> Any:
     links = [world.network.link(replica.name, node) for replica in world.replicas for node in world.nodes]
     return links[fault.place % len(links)]
+
+
+def _hold(world: World, fault: Fault) -> None:
+    """A share of what is sent to a node, or by it, is seconds late."""
+    for replica in world.replicas:
+        world.network.link(replica.name, node_of(world, fault).name).held = 0.2 + 0.5 * fault.value
+
+
+def _let_go(world: World, fault: Fault) -> None:
+    for replica in world.replicas:
+        world.network.link(replica.name, node_of(world, fault).name).held = 0.0
 
 
 def _connection(world: World, fault: Fault) -> Any:
@@ -316,7 +326,7 @@ KINDS: Final[dict[str, Kind]] = {
     "messages lost": Kind(**setting(_link, "lost", lambda f: 0.05 + 0.5 * f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages doubled": Kind(**setting(_link, "doubled", lambda f: f.value, 0.0), lasts_s=(1.0, 15.0)),
     "messages late": Kind(**setting(_link, "slow", lambda f: 1 + 300 * f.value, 1.0), lasts_s=(1.0, 10.0)),
-    "messages held": Kind(**setting(_link, "held", lambda f: 0.1 + 0.5 * f.value, 0.0), lasts_s=(3.0, 15.0)),
+    "messages held": Kind(_hold, _let_go, (3.0, 15.0), weight=3),
     "API away": Kind(**setting(_connection, "away", True, False), lasts_s=(1.0, 20.0)),
     "API fails": Kind(**setting(_connection, "failing", lambda f: 0.7 * f.value, 0.0), lasts_s=(1.0, 20.0)),
     "API stale": Kind(**setting(_connection, "stale_s", lambda f: 10 * f.value, 0.0), lasts_s=(5.0, 60.0)),
@@ -353,29 +363,6 @@ KINDS: Final[dict[str, Kind]] = {
     "clock set": Kind(_jump, weight=1),
     **KINDS_OF_SERVING,
 }
-
-
-LIMITED: Final = 0.15
-"""Of seeds, the share in which power is limited from early on: what a PowerBudget promises takes a plan to show."""
-
-
-def draw(seed: int, *, until_s: float, most: int = 8) -> list[Fault]:
-    """What goes wrong in a seed, by time; it is over ``until_s``."""
-    own = random.Random(f"faults of {seed}")
-    names, weights = list(KINDS), [kind.weight for kind in KINDS.values()]
-    found = list[Fault]()
-    if own.random() < LIMITED:
-        found.append(Fault(own.uniform(2, 10), "power limited", own.randrange(64), 0, own.random()))
-        if own.random() < 0.4:  # whoever decides about it is gone once there is a plan
-            found.append(Fault(own.uniform(14, until_s - 6), "operators gone", 0, own.uniform(0.5, 6), own.random()))
-    for name in own.choices(names, weights, k=own.randint(0, most)):
-        kind = KINDS[name]
-        at_s, lasts_s = own.uniform(0.5, until_s - 2), own.uniform(*kind.lasts_s)
-        stays = kind.may_stay and own.random() < 0.3
-        places = [fault.place for fault in found] if own.random() < 0.5 else []
-        place = own.choice(places or range(64))  # faults that meet show more than those far from each other
-        found.append(Fault(at_s, name, place, 0 if stays else min(lasts_s, until_s - at_s), own.random()))
-    return sorted(found, key=lambda fault: fault.at_s)
 
 
 def inject(world: World, faults: list[Fault], begun: Callable[[Fault], None], ended: Callable[[Fault], None]) -> None:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.simulation import drawing, machine
 from tests.simulation import faults as all_faults
-from tests.simulation import machine
 from tests.simulation.kinds import Fault
 from tests.simulation.promises import Promises
 from tests.simulation.scheduler import NS
@@ -91,7 +91,7 @@ def run(seed: int, faults: Sequence[Fault] | None = None, *, tracing: bool = Fal
     """Run a seed, with the faults that it draws, or with these."""
     folder = Path(tempfile.mkdtemp(prefix="perseus-seed-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     began_s = machine.REAL_PROCESS_TIME()
-    chosen = list(all_faults.draw(seed, until_s=FAULTS_S) if faults is None else faults)
+    chosen = list(drawing.draw(seed, until_s=FAULTS_S) if faults is None else faults)
     try:
         world = World(seed, folder)
         scheduler = world.scheduler

@@ -136,7 +136,7 @@ def main() -> None:
     for name in mutants:
         mutate(MUTANTS[name])
     machine.install()
-    from tests.simulation import answers, faults, runs
+    from tests.simulation import answers, drawing, runs
 
     from perseus_agent.clocks import gpu_worker, latency, rank_follower
     from perseus_operator.families.serving import work
@@ -168,7 +168,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "draw" in request:
-            drawn = faults.draw(request["draw"], until_s=runs.FAULTS_S)
+            drawn = drawing.draw(request["draw"], until_s=runs.FAULTS_S)
             answer: dict[str, Any] = {"draw": request["draw"], "faults": [asdict(fault) for fault in drawn]}
         else:
             answer = run_in_child(request)
