@@ -16,6 +16,7 @@ from operator import ne
 from typing import Final, NamedTuple
 
 from perseus_agent.errors import InvalidRequest, UnknownPlan
+from perseus_core.instruction import InstructionKind
 from perseus_core.latency import SwitchLatency
 from perseus_proto.planset import PlanSet, StageSchedule
 
@@ -50,6 +51,16 @@ class StagePlan:
     def uniform(self) -> bool:
         """Whether all instructions have one clock."""
         return not any(self.wake)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it is one clock for the iteration as a whole, whatever a rank executes in it."""
+        return self.schedule.kinds == (InstructionKind.STEP,)
+
+    def stretched(self, instructions: int) -> StagePlan:
+        """The same, where it is whole, for a rank that executes so many instructions: its clock is that of each."""
+        clocks_mhz = self.clocks_mhz * instructions
+        return replace(self, clocks_mhz=clocks_mhz, wake=wake_map(clocks_mhz))
 
 
 Points = Mapping[int, int | None]

@@ -9,7 +9,7 @@ simulator's, are followed as they come.
 
 Only the thread of the rank's GPU calls it (``iteration`` may be read by others). The memory is trusted for nothing but
 the rank's own clocks: a rank that skips, repeats or reorders instructions, or whose schedule is not the plan's, runs
-that iteration at default clocks.
+that iteration at default clocks. A plan of whole iterations is one clock, which a rank of any schedule follows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perseus_agent.clocks.idle import IdleWatch
 from perseus_agent.clocks.lead import Lead
 from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import RankProcess
-from perseus_agent.clocks.timetable import Timetable
+from perseus_agent.clocks.timetable import PLANS_KEPT, Timetable
 from perseus_core.instruction import Instruction
 from perseus_core.marks import ClockControl, MarkSource
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase, Position
@@ -89,6 +89,8 @@ class RankFollower(Follower):
         self._silent = False
         self._asked_mhz: int | None = None
         self._plan: StagePlan | None = None
+        self._whole_plans: dict[StagePlan, StagePlan] = {}
+        """Plans of whole iterations, and the same for the instructions of this rank."""
         self._wake = bytes(self._count)
         self._planned_iteration = -1
         self._index = -1
@@ -302,7 +304,18 @@ class RankFollower(Follower):
 
     def _plan_of(self, iteration: int) -> StagePlan | None:
         plan = self._plans.follow(self.rank.rank_id.dp, self.rank.rank_id.stage, iteration)
+        if plan is not None and plan.whole and self._count > 1:
+            plan = self._stretched(plan)
         return plan if plan is self._plan or (plan is not None and self._fits(plan)) else None
+
+    def _stretched(self, plan: StagePlan) -> StagePlan:
+        """Always the same object: a plan is known by it."""
+        stretched = self._whole_plans.get(plan)
+        if stretched is None:
+            if len(self._whole_plans) >= PLANS_KEPT:
+                self._whole_plans.clear()
+            stretched = self._whole_plans[plan] = plan.stretched(self._count)
+        return stretched
 
     def _plan_in(self, iteration: int) -> StagePlan | None:
         """The plan that an iteration began with, or will begin with."""
@@ -324,7 +337,7 @@ class RankFollower(Follower):
 
     def _fits(self, plan: StagePlan) -> bool:
         schedule = plan.schedule
-        self.misfit = (schedule.kinds, schedule.microbatches, schedule.chunks) != (
+        self.misfit = not plan.whole and (schedule.kinds, schedule.microbatches, schedule.chunks) != (
             self._kinds,
             self._microbatches,
             self._chunks,

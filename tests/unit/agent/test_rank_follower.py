@@ -12,15 +12,19 @@ from tests.doubles.recording_trainer import schedule_of
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.telemetry import RankProcess
+from perseus_core.instruction import InstructionKind
 from perseus_core.rank import RankId
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
-from perseus_proto.planset import decode_plan_set
+from perseus_proto.planset import PlanPoint, StageSchedule, decode_plan_set, encode_plan_set
 
 COUNT = 4
 POINT_0 = [1200, 900, 900, 1200]
 POINT_1 = [600, 600, 600, 600]
 PLANS = decode_plan_set(plan_set_of([[POINT_0, POINT_1]]))
+POINTS = [PlanPoint(1, 2), PlanPoint(3, 1)]
+WHOLE = [[1200], [600]]
+"""One clock for each point."""
 RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 
 
@@ -168,6 +172,26 @@ def test_another_schedule_than_the_plan_s_runs_at_default_clocks() -> None:
     assert flight.iteration(0) == [None, *["silence"] * (COUNT + 1)]
     assert flight.follower.misfit
     flight.channel.close()
+
+
+def test_a_plan_of_whole_iterations_is_one_clock_for_a_rank_of_any_schedule(flight: Flight) -> None:
+    whole = decode_plan_set(encode_plan_set([StageSchedule(0, (InstructionKind.STEP,), (0,), (0,))], POINTS, [WHOLE]))
+    flight.plans.push(whole)
+    flight.plans.select(whole.plan_id, {0: 0}, 0, {0: None})
+    flight.follower.selection_changed()
+    assert flight.iteration(0) == [1200, *["silence"] * (COUNT + 1)], "nothing to do inside an iteration"
+    assert flight.begin(1) == 1200
+    flight.plans.select(whole.plan_id, {0: 1}, 0, {0: 1})
+    flight.follower.selection_changed()
+    ends = [flight.run(index) for index in range(COUNT)]
+    assert ends == [*["silence"] * (COUNT - 1), 600], "as with any plan, the next one's clock comes at the last end"
+    flight.end(1)
+    assert flight.begin(2) == 600
+    assert not flight.follower.misfit
+    first, second = flight.finished[:2]
+    assert first.plan is second.plan is not None, "known by the same object"
+    assert (first.plan.plan_id, first.plan.point, first.plan.clocks_mhz) == (whole.plan_id, 0, (1200,) * COUNT)
+    assert len(first.record.durations_us) == COUNT, "it says what its instructions took, as before"
 
 
 def test_a_rank_met_inside_an_iteration_keeps_default_clocks_until_the_next() -> None:
