@@ -163,3 +163,8 @@ class Pipeline:
 
 NO_PIPELINE: Final = Pipeline(schedule=ScheduleName.STEPS, stages=1, data_parallel=1, tensor_parallel=1)
 """Stands for a shape that is not known yet, or that a job without a plan does not need; nothing of it counts."""
+
+
+def whole_iterations(ranks: int) -> Pipeline:
+    """The shape of a job whose ranks fit no pipeline: one of one stage with all of them, and so one clock for all."""
+    return Pipeline(schedule=ScheduleName.STEPS, stages=1, data_parallel=1, tensor_parallel=ranks)

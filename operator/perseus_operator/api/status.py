@@ -8,17 +8,22 @@ The CRD's schema is generated from these classes. The spec, which users write, i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from perseus_core.latency import MAX_LATENCY_US
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US, share, signed
+from perseus_operator.api.pipeline import MAX_PLACES
 from perseus_operator.api.power_status import PowerSmoothingStatus, ShareStatus
 from perseus_operator.api.schema import integer, listing, names, nested, text
+
+MAX_MISFIT: Final = 512
+"""Characters of what does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeStatus:
-    """The shape of a job whose spec leaves it out, as its training processes report it."""
+    """The shape of a job as its training processes report it, where its spec leaves it out or they do not fit it."""
 
     schedule: str = text(
         "Steps (whole iterations) or FromRanks (the pipeline schedule that they report).",
@@ -28,7 +33,17 @@ class ShapeStatus:
     )
     stages: int = integer("Pipeline stages.", minimum=1, maximum=1024)
     data_parallel: int = integer("Number of pipelines.", minimum=1, maximum=65536)
-    tensor_parallel: int = integer("GPUs that share each stage.", minimum=1, maximum=1024)
+    tensor_parallel: int = integer(
+        "GPUs that share each stage; of whole iterations of processes that fit no pipeline, all of them.",
+        minimum=1,
+        maximum=MAX_PLACES,
+    )
+    misfit: str | None = text(
+        "Why iterations are planned as a whole, with one clock for all GPUs, though the job has a pipeline.",
+        rule="a sentence",
+        max_length=MAX_MISFIT,
+        required=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +345,9 @@ class StatusFigures:
     """Everything in status but conditions and observedGeneration."""
 
     shape: ShapeStatus | None = nested(
-        "Shape of the job, where spec.pipeline leaves it to the training processes.", ShapeStatus, required=False
+        "Shape of the job, where spec.pipeline leaves it to the training processes, or they do not fit it.",
+        ShapeStatus,
+        required=False,
     )
     frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
     plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)

@@ -104,7 +104,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.WAITING_FOR_FRONTIER: "see the plans' step",
     Reason.WAITING_FOR_AGENTS: "see the agents' step",
     Reason.WAITING_FOR_RANKS: "call perseus_client in the training code, and mount the agent's socket",
-    Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command, or make a PerseusJob without it",
+    Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command, or mark instructions; see the message",
     Reason.MEASURING_BASELINE: "wait for some iterations, or set spec.baselineIterations: 0",
     Reason.PROFILE_MISMATCH: "name a profile of these GPUs in spec.profile.profileRef, or leave it out to measure one",
     Reason.CANARY: "wait for some iterations",
@@ -197,7 +197,7 @@ _WAITS: Final = frozenset(
     }
 )
 """Reasons that time alone ends."""
-_NOTED: Final = frozenset({Reason.LIMITED_BY_BUDGET, Reason.DEADLINE_OUT_OF_REACH})
+_NOTED: Final = frozenset({Reason.LIMITED_BY_BUDGET, Reason.DEADLINE_OUT_OF_REACH, Reason.RANKS_MISMATCH})
 """Reasons of a plan in force that is not what the objective asks for."""
 _AS_IT_SHOULD_BE: Final = frozenset({Finding.GOOD, Finding.NOTE})
 

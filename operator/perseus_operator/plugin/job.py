@@ -15,7 +15,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
-from perseus_operator.families.training.shape import shape_from_status
+from perseus_operator.families.training.shape import completed, shape_from_status
 from perseus_operator.plugin.named import Reader, read_named
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier
@@ -69,7 +69,7 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
     name = job["metadata"]["name"]
     status = job.get("status") or {}
     try:
-        spec = parse_spec(JobSpec, job.get("spec")).completed(name, shape_from_status(status.get("shape")))
+        spec = completed(parse_spec(JobSpec, job.get("spec")), name, shape_from_status(status.get("shape")))
     except InvalidSpec as error:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
     if not spec.is_planned:

@@ -15,7 +15,7 @@ from perseus_operator.families.training.features.stragglers.annotation import (
     duration_of_iterations_s,
     parse_annotation,
 )
-from perseus_operator.families.training.shape import shape_from_status
+from perseus_operator.families.training.shape import completed, shape_from_status
 from perseus_operator.objects.values import Json
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.named import read_named
@@ -78,7 +78,7 @@ def _straggler_id(job: Json, options: Any) -> str:
     if options.gpu is not None:
         return str(options.gpu)
     shape = shape_from_status((job.get("status") or {}).get("shape"))
-    spec = parse_spec(JobSpec, job.get("spec")).completed(options.job, shape)
+    spec = completed(parse_spec(JobSpec, job.get("spec")), options.job, shape)
     if not spec.shape_known:
         raise CannotAnswer("--pipeline: how many pipelines the job has is not known before its ranks have connected")
     pipelines = spec.pipeline.data_parallel

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perseus_core.instruction import InstructionKind
 from perseus_core.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import MAX_FRONTIER_BYTES, FrontierSpec
@@ -166,8 +167,10 @@ def _encoded(
     schedule: Schedule, stages: Iterable[int], points: list[PlanPoint], frequencies_mhz: np.ndarray
 ) -> agent_pb2.PlanSet:
     wanted = sorted(stages)
-    schedules = [StageSchedule(stage, *schedule.columns(stage)) for stage in wanted]
-    clocks = [_fill(frequencies_mhz[:, schedule.span(stage)]).tolist() for stage in wanted]
+    whole = schedule.kind.tolist() == [InstructionKind.STEP]  # one clock for all, whatever stage a rank says it is
+    planned = [0 if whole else stage for stage in wanted]
+    schedules = [StageSchedule(stage, *schedule.columns(plan)) for stage, plan in zip(wanted, planned, strict=True)]
+    clocks = [_fill(frequencies_mhz[:, schedule.span(stage)]).tolist() for stage in planned]
     return encode_plan_set(schedules, points, clocks)
 
 

@@ -51,7 +51,7 @@ from perseus_operator.families.training.features.profile.decision import (
     next_sweep_cost,
 )
 from perseus_operator.families.training.features.stragglers.progress import Stragglers, counting
-from perseus_operator.families.training.shape import shape_of_ranks
+from perseus_operator.families.training.shape import Misfit, shape_of_ranks
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.decision import Decision
 from perseus_operator.jobs.limits import Limits
@@ -211,7 +211,8 @@ def decide(training: Training, now: Now, limits: Limits) -> TrainingDecision:
 def _without_shape(training: Training) -> TrainingDecision:
     """Leases alone, by which the training processes become known."""
     shape = shape_of_ranks(training.job)
-    waiting = shape if isinstance(shape, Explanation) else None
+    comparing = Explanation(Reason.WAITING_FOR_RANKS, "What the training processes execute is being compared.")
+    waiting = shape if isinstance(shape, Explanation) else comparing
     intent = Intent(None, {}, drive=False, waiting=waiting)
     return TrainingDecision(intent=intent, waiting=waiting, guard=training.guard)
 
@@ -222,7 +223,7 @@ def _profile_parts(training: Training) -> ProfileParts:
 
 def _situation(training: Training, facts: Facts, profile: ProfileParts, now: Now) -> _Situation:
     spec = facts.spec
-    lacking = ranks_pending(training.job, spec)
+    lacking = ranks_pending(training.job, spec, training.shape.misfit)
     not_ready = schedule_pending(training.inputs, spec) or lacking or baseline_pending(facts, training.baseline_wanted)
     profiling = next_profiling_step(profile, facts, not_ready, now_s=now.monotonic_s)
     stragglers = counting(training.stragglers, spec, facts.nodes, now_s=now.monotonic_s)
@@ -255,7 +256,15 @@ def _course(training: Training, seen: _Situation) -> _Course:
         intent = replace(intent, wanted=dict.fromkeys(wanted))
     if intent.drive and profiling is None and (intent.waiting is None or intent.waiting.reason not in _AT_DEFAULT):
         intent = replace(intent, resting=resting_clock(facts.share, facts.frontier, replicas_of(facts.spec)))
-    return _Course(intent, wanted, canary)
+    return _Course(_for_ranks(intent, training.shape.misfit), wanted, canary)
+
+
+def _for_ranks(intent: Intent, misfit: Misfit | None) -> Intent:
+    """The same in terms of what ranks say of themselves: all that fit no pipeline run what the one pipeline does."""
+    if misfit is None:
+        return intent
+    points = {dp: point for point in intent.wanted.values() for dp in misfit.pipelines}
+    return replace(intent, wanted=points, stages=misfit.stages)
 
 
 def _adoption(training: Training, seen: _Situation, course: _Course) -> tuple[bool, Intent]:

@@ -18,7 +18,7 @@ from perseus_core.iteration import IterationReport
 from perseus_core.latency import SwitchLatency
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
-from perseus_operator.api.pipeline import Pipeline
+from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.budgets.member import Member
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.decide import TrainingDecision, decide
@@ -29,7 +29,7 @@ from perseus_operator.families.training.features.frontier.inputs import Calibrat
 from perseus_operator.families.training.features.power.member import training_member
 from perseus_operator.families.training.features.profile.decision import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.families.training.features.stragglers.annotation import parse_annotation
-from perseus_operator.families.training.shape import shape_of_ranks
+from perseus_operator.families.training.shape import Misfit, shape_of_ranks
 from perseus_operator.families.training.status import status
 from perseus_operator.families.training.status.conditions import conditions_of
 from perseus_operator.families.training.status.events import baseline_event, discarded_event, plan_event
@@ -116,8 +116,9 @@ class TrainingFamily(Family):
         training = self.training
         detector = training.stragglers.detector
         slowdowns = detector.slowdowns
-        self._profiler.observe(node, report, self._inputs.schedule)
-        self._observer.observe(report, self._inputs.schedule)
+        if (placed := training.shape.placed(report)) is not None:
+            self._profiler.observe(node, placed, self._inputs.schedule)
+            self._observer.observe(placed, self._inputs.schedule)
         iteration = training.iteration_reported(node, report)
         if iteration is None:
             return False if training.shape_wanted else None
@@ -160,14 +161,21 @@ class TrainingFamily(Family):
         return decision
 
     def _take_shape(self) -> None:
-        """Plan for the shape that the training processes report, where the spec leaves it to them."""
-        if not self.training.shape_wanted:
+        """Plan for the shape that the training processes report, where the spec leaves it to them or they do not fit
+        it.
+        """
+        training = self.training
+        stated = training.shape.stated
+        if stated is None or not training.shape_wanted or not self._inputs.comparable(stated):
             return
-        shape = shape_of_ranks(self.training.job)
-        if isinstance(shape, Pipeline):
-            self.training.shape_reported(shape)
-            if self.training.schedule_wanted:
-                self._spawn(self._inputs.collect_schedule(), None)
+        shape = shape_of_ranks(training.job, stated)
+        if isinstance(shape, Misfit):
+            training.shape_reported(shape.shape, shape)
+        elif isinstance(shape, Pipeline) and shape.schedule is ScheduleName.STEPS:
+            training.shape_reported(shape)
+        elif isinstance(shape, Pipeline):
+            training.shape.comparison_started()
+            self._spawn(self._inputs.compare(shape), None)
 
     def act(self, decision: TrainingDecision) -> None:
         """See ``Family``."""

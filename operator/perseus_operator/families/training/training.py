@@ -23,7 +23,7 @@ from perseus_core.evidence import Evidence
 from perseus_core.evidence import summarise as summarise_evidence
 from perseus_core.iteration import IterationReport
 from perseus_operator.api.job import JobSpec, Mode
-from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
+from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.bound.guard import Guard, baseline_wanted
 from perseus_operator.families.training.features.canary.state import Canary
@@ -39,6 +39,7 @@ from perseus_operator.families.training.features.profile.observation import Obse
 from perseus_operator.families.training.features.profile.progress import ProfilingProgress
 from perseus_operator.families.training.features.profile.sweep import DIGEST_PREFIX
 from perseus_operator.families.training.features.stragglers.progress import StragglerProgress
+from perseus_operator.families.training.shape import Misfit, ShapeProgress, completed
 from perseus_operator.jobs.job import Job
 from perseus_operator.nodes.gpu import StoredLatency
 from perseus_operator.nodes.iterations import WINDOW, History, JobIteration, Measured, summarise
@@ -54,10 +55,7 @@ class Training:
     """One training job, as far as it is known."""
 
     job: Job
-    shape: Pipeline | None = None
-    """As the training processes report it; None: not known, or the spec has it."""
-    shape_outdated: bool = True
-    """Whether processes have joined since the shape was reported."""
+    shape: ShapeProgress = field(default_factory=ShapeProgress)
     history: History | None = None
     baseline: Measured | None = None
     result: Measured | None = None
@@ -82,7 +80,8 @@ class Training:
 
     def spec_accepted(self, stated: JobSpec) -> None:
         """A valid spec replaces the one before; measurements of another shape are discarded."""
-        before, spec = self.spec, stated.completed(self.ref.name, self.shape)
+        self.shape.stated_as(stated.pipeline)
+        before, spec = self.spec, completed(stated, self.ref.name, self.shape)
         shape = (spec.pipeline.data_parallel, spec.pipeline.stages * spec.pipeline.tensor_parallel)
         if not spec.shape_known:
             self.history = None
@@ -101,16 +100,25 @@ class Training:
             self.profiling.spec_changed()
         self.job.spec_accepted(stated, spec)
 
-    def shape_reported(self, shape: Pipeline) -> None:
-        """All training processes together report this shape."""
-        before, self.shape, self.shape_outdated = self.shape, shape, False
-        if shape == before or self.stated_spec is None:
+    def shape_reported(self, shape: Pipeline, misfit: Misfit | None = None) -> None:
+        """All training processes together report this shape.
+
+        Args:
+            shape: theirs; the spec's own if they fit it.
+            misfit: why it is that of whole iterations; None: they fit it.
+        """
+        stated, before, was_whole = self.stated_spec, self.shape.reported, self.shape.misfit is not None
+        if not self.shape.all_reported(shape, misfit) or stated is None:
             return
-        if before is not None and replace(before, data_parallel=shape.data_parallel) != shape:
+        switched = was_whole != (misfit is not None)
+        if switched or (before is not None and replace(before, data_parallel=shape.data_parallel) != shape):
             # Another program runs under the same name: what was made for the one before does not fit.
             self._forget_profile()
-        self.inputs.schedule_outdated()
-        self.spec_accepted(self.stated_spec)
+        self.inputs.schedule_forgotten()
+        self.spec_accepted(stated)
+        if switched and self.history is not None:
+            self.comparisons, self.canary = Comparisons(), Canary()
+            self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
 
     def restored(
         self,
@@ -118,7 +126,7 @@ class Training:
         baseline: Measured | None,
         guard: Guard | None,
         hardware: JobHardware | None = None,
-        shape: Pipeline | None = None,
+        shape: ShapeProgress | None = None,
         comparisons: Comparisons | None = None,
         canary: Canary | None = None,
         result: Measured | None = None,
@@ -153,7 +161,7 @@ class Training:
         """A rank has connected to its agent, or is seen again after a gap in telemetry."""
         if not node.rank_joined(rank):
             return
-        self.shape_outdated = True
+        self.shape.outdated()
         if self.spec is not None and self.spec.pipeline.schedule is ScheduleName.FROM_RANKS:
             self.inputs.schedule_outdated()
         self.nodes.selections_outdated()
@@ -186,7 +194,8 @@ class Training:
         spec, frontier = self.spec, self.frontier
         if not node.iteration_reported(report) or self.history is None or spec is None:
             return None
-        iteration = self.history.add(report)
+        placed = self.shape.placed(report)
+        iteration = None if placed is None else self.history.add(placed)
         if iteration is not None and self._profiles_changed():
             return None
         if iteration is not None and iteration.unplanned and self.nodes.rest_at_default:
@@ -344,9 +353,8 @@ class Training:
 
     @property
     def shape_wanted(self) -> bool:
-        """Whether the training processes must be asked for the shape of the job."""
-        stated = self.stated_spec
-        return self.shape_outdated and stated is not None and stated.pipeline is NO_PIPELINE
+        """Whether the training processes must be asked for the shape of the job, or whether they fit it."""
+        return self.shape.is_wanted(begun=self.nodes.furthest_iteration > 0)
 
     @property
     def schedule_known(self) -> bool:

@@ -69,6 +69,9 @@ def _summary(training: Training, decision: TrainingDecision) -> str:
     if spec is not None and not spec.mode.sets_clocks:
         return "The frontier and the recommended plan are known."
     by_budget = slowed(training, decision)
+    if training.shape.misfit is not None:
+        clock = "One clock for whole iterations is in force; PlanApplied says why."
+        return f"{clock} The plan is {by_budget}." if by_budget else clock
     return f"The plan is in force, {by_budget}." if by_budget else "The plan is in force."
 
 
@@ -153,6 +156,19 @@ _NOTHING_STAYS: Final = (Reason.SUSPENDED, Reason.CANARY, Reason.CANARY_FAILED, 
 
 
 def _plan_applied(training: Training, decision: TrainingDecision, spec: JobSpec) -> Condition:
+    """Whether a plan is in force, and why it is one of whole iterations where the job has a pipeline."""
+    condition, misfit = _applied(training, decision, spec), training.shape.misfit
+    if misfit is None:
+        return condition
+    message = (
+        f"{condition.message} {misfit.why} So whole iterations are planned, with one clock for all"
+        f" {counted(spec.pipeline.places, 'rank')}; processes that fit have plans of their pipeline once they restart."
+    )
+    reason = Reason.RANKS_MISMATCH if condition.reason is Reason.PLAN_IN_FORCE else condition.reason
+    return Condition(condition.type, condition.status, reason, message)
+
+
+def _applied(training: Training, decision: TrainingDecision, spec: JobSpec) -> Condition:
     kind = ConditionType.PLAN_APPLIED
     if not decision.applied:
         waiting = decision.waiting

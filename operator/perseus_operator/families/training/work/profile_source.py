@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from perseus_core.units import mw_from_w
 from perseus_operator.api.conditions import Reason
-from perseus_operator.api.job import MAX_BLOCKING_POWER_MW, JobSpec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.profile import MAX_BLOCKING_POWER_MW
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.clients.kube.interface import Kube
@@ -108,15 +109,22 @@ async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfi
     )
 
 
-def profile_from_sweep(sweep: Sweep, spec: JobSpec, gpus: Sequence[Gpu], latency: StoredLatency | None = None) -> Json:
-    """The spec of the PerseusProfile that stores the profile of a finished sweep, the GPUs that were measured, and what
-    it showed of their clock changes.
+def profile_from_sweep(
+    sweep: Sweep, measured_on: str | None, gpus: Sequence[Gpu], latency: StoredLatency | None = None
+) -> Json:
+    """The spec of the PerseusProfile that stores the profile of a finished sweep.
+
+    Args:
+        sweep: that is finished.
+        measured_on: shape of the job; None: the profile is of any.
+        gpus: that were measured.
+        latency: what the sweep showed of their clock changes.
     """
     models, drivers = {gpu.model for gpu in gpus}, {gpu.driver for gpu in gpus}
     stored = ProfileSpec(
         csv=csv_of(sweep),
         blocking_power_milliwatts=min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power(sweep.readings).watts)),
-        measured_on=shape_of(spec),
+        measured_on=measured_on,
         gpu_model=min(models) if len(models) == 1 else None,
         driver_version=(min(drivers) or None) if len(drivers) == 1 else None,
         switch_latency=None if latency is None else latency_to_json(latency),

@@ -156,14 +156,15 @@ class Profiler:
         sweep = progress.sweep
         assert sweep is not None
         assert spec is not None
-        profile = profile_source.profile_from_sweep(
-            sweep, spec, self._training.nodes.gpus, job_latency(self._training.nodes.gpus)
-        )
+        gpus = self._training.nodes.gpus
+        # Of ranks that fit no pipeline only their number is known, which changes as those of replicas do.
+        measured_on = profile_source.shape_of(spec) if self._training.shape.misfit is None else None
+        profile = profile_source.profile_from_sweep(sweep, measured_on, gpus, job_latency(gpus))
         assert spec.profile.profile_ref is not None
         try:
             await asyncio.to_thread(parse_profile, profile["csv"].encode(), spec.pipeline.stages)
             stated = self._training.stated_spec
-            owner = ref if stated is not None and stated.profile.is_own else None
+            owner = ref if stated is not None and not stated.profile.is_shared else None
             kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
             await store_profile(kube, ref.namespace, name, profile, owner, served=served)
         except InvalidProfile as error:

@@ -19,7 +19,7 @@ from perseus_operator.families.training.work.config_map_ref import resolve
 from perseus_operator.nodes.node import DeclaredSchedule, is_whole_step
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import errors as solver_errors
-from perseus_solver.schedules import read_schedule
+from perseus_solver.schedules import build_schedule, read_schedule
 
 _LETTERS: dict[int, str] = {
     agent_pb2.INSTRUCTION_KIND_FORWARD: "F",
@@ -96,6 +96,40 @@ def collect_schedule(shape: Pipeline, reported: Mapping[RankId, DeclaredSchedule
                 raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
         stages.append(reported[first])
     return assemble_schedule(stages)
+
+
+def compare_schedules(shape: Pipeline, reported: Mapping[RankId, DeclaredSchedule], schedule_csv: str) -> None:
+    """Check that all processes execute the schedule of a spec.
+
+    Constant-time instructions are left out: which there are is said by the profile.
+
+    Args:
+        shape: of the spec, with a place for each rank.
+        reported: what each rank says that it executes.
+        schedule_csv: that the spec names; empty: it is a schedule by name.
+
+    Raises:
+        InvalidSchedule: a process does not.
+    """
+    if schedule_csv:
+        schedule = read_schedule(schedule_csv)
+    else:
+        schedule = build_schedule(
+            shape.solver_name, stages=shape.stages, microbatches=shape.solved_microbatches, chunks=shape.chunks
+        )
+    expected = [list(zip(*schedule.columns(stage), strict=True)) for stage in range(schedule.stages)]
+    for rank, instructions in reported.items():
+        own = [(kind, microbatch, chunk) for kind, microbatch, chunk, _ in instructions if kind in _LETTERS]
+        wanted = expected[rank.stage]
+        if own == wanted:
+            continue
+        if len(own) != len(wanted):
+            how = f"{len(own)} instructions in an iteration, not {len(wanted)}"
+        else:
+            place = next(place for place, pair in enumerate(zip(own, wanted, strict=True)) if pair[0] != pair[1])
+            how = f"other instructions from number {place} on"
+        message = f"The process of {rank} marks {how}, as spec.pipeline has them ({schedule.title})."
+        raise InvalidSchedule(Reason.RANKS_MISMATCH, message)
 
 
 def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:

@@ -10,9 +10,12 @@ import asyncio
 import hashlib
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode, Profile
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.pipeline import Pipeline, ScheduleName
+from perseus_operator.api.profile import Profile
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
+from perseus_operator.families.training.shape import Misfit, declared_schedules
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import schedule_source
 from perseus_operator.families.training.work.calibrator import Calibrator
@@ -41,6 +44,8 @@ class SolveInputs:
         self._profiler = profiler
         self._observer = observer
         self._profile_csv: bytes | None = None
+        self._schedule_csv: str | None = None
+        """That the spec names; None: it names none, or it could not be read."""
         self._restored_for: Profile | None = None
         """The profile beside which a stored calibration was looked for."""
 
@@ -79,8 +84,8 @@ class SolveInputs:
         fault = None
         at_s = None
         try:
-            if training.spec.pipeline.schedule_ref is not None:
-                await self._read_schedule()
+            if training.shape.stated is not None and training.shape.stated.schedule_ref is not None:
+                await self._read_schedule(training.shape.stated)
             fault = await self._read_profile()
             # If the spec was edited meanwhile, what was read is not what is wanted any more.
             at_s = (
@@ -102,33 +107,60 @@ class SolveInputs:
         try:
             schedule_csv = await asyncio.to_thread(schedule_source.collect_schedule, shape, reported)
             if schedule_csv is not None:
-                await self._accept_schedule(schedule_csv)
-                if self._restored_for is None:
-                    training.inputs.read_requested()  # only now is it known whether a stored calibration fits
+                await self._accept_reported(schedule_csv, shape)
         except InvalidSchedule as error:
             training.inputs.schedule_rejected(Explanation(Reason(error.reason), str(error)))
 
-    async def _read_schedule(self) -> None:
-        training, ref = self._training, self._training.ref
-        assert training.spec is not None
+    def comparable(self, stated: Pipeline) -> bool:
+        """Whether it is known what a spec with this shape wants the training processes to execute."""
+        return stated.schedule_ref is None or self._schedule_csv is not None
+
+    async def compare(self, shape: Pipeline) -> None:
+        """Find out whether what all training processes execute is a schedule of the shape that their places have."""
+        training, misfit = self._training, None
+        declared, schedule_csv = declared_schedules(training.nodes), training.inputs.schedule_csv
         try:
-            schedule_csv = await schedule_source.read_schedule_csv(
-                self._services.kube, ref.namespace, training.spec.pipeline
-            )
-            await self._accept_schedule(schedule_csv)
+            if shape.schedule is not ScheduleName.FROM_RANKS:
+                wanted_csv = self._schedule_csv or ""
+                await asyncio.to_thread(schedule_source.compare_schedules, shape, declared, wanted_csv)
+            elif schedule_csv is None:
+                schedule_csv = await asyncio.to_thread(schedule_source.collect_schedule, shape, declared)
         except InvalidSchedule as error:
-            training.inputs.schedule_rejected(Explanation(Reason(error.reason), str(error)))
-        except KubeError as error:
-            if training.inputs.schedule_csv is None:  # otherwise what was read before stays
-                message = f"spec.pipeline.scheduleRef: {error}"
-                training.inputs.schedule_rejected(Explanation(Reason.SCHEDULE_UNREADABLE, message))
+            misfit = Misfit.of(str(error), declared)
+        if training.shape.is_outdated:
+            return  # other processes have joined meanwhile
+        training.shape_reported(shape if misfit is None else misfit.shape, misfit)
+        if shape.schedule is ScheduleName.FROM_RANKS and misfit is None and schedule_csv is not None:
+            await self._accept_reported(schedule_csv, shape)
 
-    async def _accept_schedule(self, schedule_csv: str) -> None:
-        training = self._training
-        assert training.spec is not None
-        if schedule_csv != training.inputs.schedule_csv:
-            await asyncio.to_thread(schedule_source.check_schedule, schedule_csv, training.spec.pipeline)
-        training.inputs.schedule_accepted(schedule_csv)
+    async def _accept_reported(self, schedule_csv: str, shape: Pipeline) -> None:
+        inputs = self._training.inputs
+        if schedule_csv != inputs.schedule_csv:
+            await asyncio.to_thread(schedule_source.check_schedule, schedule_csv, shape)
+        inputs.schedule_accepted(schedule_csv)
+        if self._restored_for is None:
+            inputs.read_requested()  # only now is it known whether a stored calibration fits
+
+    async def _read_schedule(self, stated: Pipeline) -> None:
+        training, ref = self._training, self._training.ref
+        try:
+            schedule_csv = await schedule_source.read_schedule_csv(self._services.kube, ref.namespace, stated)
+            if schedule_csv != self._schedule_csv:
+                await asyncio.to_thread(schedule_source.check_schedule, schedule_csv, stated)
+                self._schedule_csv = schedule_csv
+                training.shape.outdated()
+        except InvalidSchedule as error:
+            fault = Explanation(Reason(error.reason), str(error))
+        except KubeError as error:
+            if self._schedule_csv is not None:
+                return  # what was read before stays
+            fault = Explanation(Reason.SCHEDULE_UNREADABLE, f"spec.pipeline.scheduleRef: {error}")
+        else:
+            if training.shape.misfit is None:
+                training.inputs.schedule_accepted(schedule_csv)
+            return
+        if training.shape.misfit is None:
+            training.inputs.schedule_rejected(fault)
 
     async def _read_profile(self) -> Explanation | None:
         training = self._training

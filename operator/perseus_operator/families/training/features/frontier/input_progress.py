@@ -1,7 +1,7 @@
 """What has been read of a job's profile and schedule, and when they are to be read again.
 
 Fields are read everywhere and changed only here, by one named method for each event: a read is requested, starts and
-ends; a profile is accepted or forgotten; a schedule is accepted, rejected or outdated.
+ends; a profile is accepted or forgotten; a schedule is accepted, rejected, outdated or forgotten.
 """
 
 from __future__ import annotations
@@ -79,3 +79,8 @@ class InputProgress:
     def schedule_outdated(self) -> None:
         """What the pipelines run is no longer known."""
         self.schedule_csv = None
+
+    def schedule_forgotten(self) -> None:
+        """What was wrong with the schedule says nothing about what is to be planned now, either."""
+        self.schedule_outdated()
+        self.schedule_fault = None

@@ -4,7 +4,6 @@ frontier, ranks, baseline, agents.
 
 from __future__ import annotations
 
-import math
 import operator
 
 from perseus_operator.api.conditions import Explanation, Reason
@@ -13,6 +12,7 @@ from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
 from perseus_operator.families.training.features.hardware.hardware import JobHardware
+from perseus_operator.families.training.shape import Misfit, outside
 from perseus_operator.jobs.job import Job
 from perseus_operator.jobs.waiting import absence, first_node_fault, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
@@ -49,8 +49,14 @@ def rehearsal_pending(solve: SolveProgress, hardware: JobHardware | None) -> Exp
     return Explanation(Reason.WAITING_FOR_FRONTIER, f"The plans are being rehearsed for {hardware.model}.")
 
 
-def ranks_pending(job: Job, spec: JobSpec) -> Explanation | None:
-    """Why not every rank of the job's shape is taken by exactly one process; None: each is."""
+def ranks_pending(job: Job, spec: JobSpec, misfit: Misfit | None = None) -> Explanation | None:
+    """Why not every rank of the job's shape is taken by exactly one process; None: each is.
+
+    Args:
+        job: with its nodes.
+        spec: of the job.
+        misfit: of its ranks, which then have the places that they had; None: they fit the shape.
+    """
     shape, nodes = spec.pipeline, job.nodes
     if not nodes.occupied:
         absent = absence(job)
@@ -58,16 +64,14 @@ def ranks_pending(job: Job, spec: JobSpec) -> Explanation | None:
         return Explanation(Reason.WAITING_FOR_AGENTS, absent.message) if to_come else absent
     connected = sum(len(node.ranks) for node in nodes.values())
     taken = set().union(*(node.ranks for node in nodes.values()))
-    limits = shape.data_parallel, shape.stages, shape.tensor_parallel
+    limits, expected = (shape.data_parallel, shape.stages, shape.tensor_parallel), shape.places
+    if misfit is not None:
+        if not taken <= misfit.places.keys():
+            message = "Training processes have connected that have not been compared with spec.pipeline yet."
+            return Explanation(Reason.WAITING_FOR_RANKS, message)
     # Looked for only where it is: there may be tens of thousands of ranks.
-    if taken and any(map(operator.ge, map(max, zip(*taken, strict=True)), limits)):
-        outside = next(rank.id for rank in nodes.ranks if any(map(operator.ge, rank.id, limits)))
-        return Explanation(
-            Reason.RANKS_MISMATCH,
-            f"A training process is {outside}; spec.pipeline has {shape.data_parallel} (dp) × {shape.stages}"
-            f" (stages) × {shape.tensor_parallel} (tp).",
-        )
-    expected = math.prod(limits)
+    elif taken and any(map(operator.ge, map(max, zip(*taken, strict=True)), limits)):
+        return Explanation(Reason.RANKS_MISMATCH, outside((rank.id for rank in nodes.ranks), shape))
     if connected > expected or len(taken) < connected:
         return Explanation(
             Reason.RANKS_MISMATCH,
