@@ -5,9 +5,12 @@ frontier, ranks, baseline, agents.
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 
+from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
+from perseus_operator.api.pipeline import Pipeline
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
 from perseus_operator.families.training.features.frontier.solve_progress import SolveProgress
@@ -64,14 +67,9 @@ def ranks_pending(job: Job, spec: JobSpec, misfit: Misfit | None = None) -> Expl
         return Explanation(Reason.WAITING_FOR_AGENTS, absent.message) if to_come else absent
     connected = sum(len(node.ranks) for node in nodes.values())
     taken = set().union(*(node.ranks for node in nodes.values()))
-    limits, expected = (shape.data_parallel, shape.stages, shape.tensor_parallel), shape.places
-    if misfit is not None:
-        if not taken <= misfit.places.keys():
-            message = "Training processes have connected that have not been compared with spec.pipeline yet."
-            return Explanation(Reason.WAITING_FOR_RANKS, message)
-    # Looked for only where it is: there may be tens of thousands of ranks.
-    elif taken and any(map(operator.ge, map(max, zip(*taken, strict=True)), limits)):
-        return Explanation(Reason.RANKS_MISMATCH, outside((rank.id for rank in nodes.ranks), shape))
+    if (elsewhere := _elsewhere(taken, nodes, shape, misfit)) is not None:
+        return elsewhere
+    expected = shape.places
     if connected > expected or len(taken) < connected:
         return Explanation(
             Reason.RANKS_MISMATCH,
@@ -84,6 +82,18 @@ def ranks_pending(job: Job, spec: JobSpec, misfit: Misfit | None = None) -> Expl
         message = f"{connected} of {expected} training processes have connected{silent_pods(nodes)}."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
     return None
+
+
+def _elsewhere(taken: Set[RankId], nodes: JobNodes, shape: Pipeline, misfit: Misfit | None) -> Explanation | None:
+    """Why some rank has no place in what is planned; None: each has."""
+    if misfit is not None:
+        message = "Training processes have connected that have not been compared with spec.pipeline yet."
+        return None if taken <= misfit.places.keys() else Explanation(Reason.WAITING_FOR_RANKS, message)
+    # Looked for only where it is: there may be tens of thousands of ranks.
+    limits = shape.data_parallel, shape.stages, shape.tensor_parallel
+    if not taken or not any(map(operator.ge, map(max, zip(*taken, strict=True)), limits)):
+        return None
+    return Explanation(Reason.RANKS_MISMATCH, outside((rank.id for rank in nodes.ranks), shape))
 
 
 def profile_mismatch(inputs: InputProgress, spec: JobSpec | None, nodes: JobNodes) -> Explanation | None:
