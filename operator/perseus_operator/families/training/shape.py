@@ -220,11 +220,12 @@ def _compared(
     stated: Pipeline, places: Sequence[int], declared: Mapping[RankId, DeclaredSchedule], whole: int
 ) -> Pipeline | Misfit | Explanation:
     """The shape of a job whose spec has one, as far as places and kinds of marks show whether the ranks fit it."""
-    pipelines, stages, split = places
+    _, stages, split = places
     odd = outside(declared, stated)
     if stages > MAX_STAGES:
         return Explanation(Reason.RANKS_MISMATCH, odd)
-    if not whole and (stages, split) == (stated.stages, stated.tensor_parallel) and pipelines > stated.data_parallel:
+    more = (stages, split) == (stated.stages, stated.tensor_parallel) and len(declared) > stated.places
+    if more and not whole:
         return Explanation(Reason.RANKS_MISMATCH, odd)  # dataParallel may be edited, and the plans stay what they are
     if odd:
         return Misfit.of(odd, declared)
