@@ -11,7 +11,7 @@ from perseus_operator.api.schema import parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.families.training.features.profile.sweep import Sweep
 from perseus_operator.families.training.status.conditions import conditions_of
-from perseus_operator.families.training.work.profile_source import profile_from_sweep
+from perseus_operator.families.training.work.profile_source import profile_from_sweep, shape_of
 from perseus_operator.nodes.actions import Release
 from perseus_operator.nodes.gpu import Gpu
 
@@ -66,7 +66,9 @@ def test_what_is_measured_names_its_gpus(make_job: Any, monkeypatch: pytest.Monk
         lambda _: type("W", (), {"watts": 80.0}),
     )
     spec, sweep = make_job().spec, Sweep((1410,), "s", None)  # type: ignore[arg-type]
-    own = parse(ProfileSpec, profile_from_sweep(sweep, spec, [Gpu(A100, "560.1")] * 2), "spec")
+    own = parse(ProfileSpec, profile_from_sweep(sweep, shape_of(spec), [Gpu(A100, "560.1")] * 2), "spec")
     assert (own.gpu_model, own.driver_version) == (A100, "560.1")
-    mixed = parse(ProfileSpec, profile_from_sweep(sweep, spec, [Gpu(A100, "560.1"), Gpu(H100, "560.2")]), "spec")
+    mixed = parse(
+        ProfileSpec, profile_from_sweep(sweep, shape_of(spec), [Gpu(A100, "560.1"), Gpu(H100, "560.2")]), "spec"
+    )
     assert (mixed.gpu_model, mixed.driver_version) == (None, None)

@@ -18,7 +18,7 @@ from perseus_core.iteration import IterationReport
 from perseus_core.latency import SwitchLatency
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
-from perseus_operator.api.pipeline import Pipeline, ScheduleName
+from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
 from perseus_operator.budgets.member import Member
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.families.training.decide import TrainingDecision, decide
@@ -121,7 +121,8 @@ class TrainingFamily(Family):
             self._observer.observe(placed, self._inputs.schedule)
         iteration = training.iteration_reported(node, report)
         if iteration is None:
-            return False if training.shape_wanted else None
+            # Whether processes fit a shape that the spec states is looked at when leases are renewed.
+            return False if training.shape_wanted and training.shape.stated is NO_PIPELINE else None
         self._services.metrics.count_iteration(training.ref, iteration.energy_mj, training.without_plan)
         self._calibrator.record(iteration, self.solved)
         self._profiler.observe_drift(iteration, self.solved, self._inputs.profile)
