@@ -22,6 +22,7 @@ from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
 
 STAGES, PIPELINES = 2, 2
+STAGE_SET = set(range(STAGES))
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
@@ -33,6 +34,11 @@ TIMES_US = {
     for table in MODEL.problem.options
     for clock, time_s in zip(table.frequency_mhz.tolist(), table.time_s.tolist(), strict=True)
 }
+
+
+STEP = pb.StageSchedule(kinds=[pb.INSTRUCTION_KIND_STEP], microbatches=[0], chunks=[0])
+"""Of a rank that marks its iterations as a whole."""
+CLOCKS_MHZ = sorted({clock for _, _, clock in TIMES_US})
 
 
 class FakeAgent(stubs.AgentServicer):
@@ -66,6 +72,10 @@ class FakeAgent(stubs.AgentServicer):
         """Whether the latest reader asked for reports of the ranks of a stage together."""
         self.too_old = False
         """It knows no clocks of leases, and does not say whether its description has changed."""
+        self.clocks_mhz: list[int] = []
+        """That its GPUs support; empty: the agent does not say."""
+        self.declared: dict[int, pb.StageSchedule] = {}
+        """What ranks execute, by PID."""
         self.followed: dict[str, Any] = {}
         """How clocks follow plans, as every report says it; empty: the agent is older than those fields."""
         self._server: grpc.aio.Server | None = None
@@ -108,13 +118,24 @@ class FakeAgent(stubs.AgentServicer):
 
     async def DescribeNode(self, request: Any, context: Any) -> pb.NodeDescription:
         self.calls.append("describe")
-        return self._description()
+        return self._description(with_schedules=request.with_schedules)
 
-    def _description(self) -> pb.NodeDescription:
+    def _description(self, *, with_schedules: bool = False) -> pb.NodeDescription:
         for rank in self.ranks:
             rank.iteration = max(0, self.iteration)
+            rank.ClearField("schedule")
+            if with_schedules and rank.pid in self.declared:
+                rank.schedule.CopyFrom(self.declared[rank.pid])
         uuids = [rank.gpu_uuid for rank in self.ranks] if self.model else []
-        gpus = [pb.Gpu(uuid=uuid, model=self.model, clock_latency=self.latency) for uuid in uuids]
+        gpus = [
+            pb.Gpu(
+                uuid=uuid,
+                model=self.model,
+                clock_latency=self.latency,
+                supported_clocks_mhz=self.clocks_mhz,
+            )
+            for uuid in uuids
+        ]
         return pb.NodeDescription(node_name=self.node, ranks=self.ranks, gpus=gpus, driver_version="560.1")
 
     async def AcquireLease(self, request: Any, context: Any) -> pb.Lease:
@@ -138,7 +159,7 @@ class FakeAgent(stubs.AgentServicer):
         self.calls.append("push")
         await self._check(request, context)
         plan_set = decode_plan_set(request.plan_set)
-        assert set(plan_set.schedules) == set(range(STAGES))
+        assert set(plan_set.schedules) == {rank.stage for rank in self.ranks}
         self.plan_sets[plan_set.plan_id], self.plan_id = plan_set, plan_set.plan_id
         return pb.PushPlanSetResponse(plan_id=plan_set.plan_id)
 
@@ -146,8 +167,9 @@ class FakeAgent(stubs.AgentServicer):
         self.calls.append("select")
         await self._check(request, context)
         assert request.plan_id in self.plan_sets
-        (selection,) = request.selections
-        assert selection.data_parallel_rank == self.pipeline
+        selection, *others = request.selections
+        assert [s.data_parallel_rank for s in request.selections] == sorted({r.data_parallel_rank for r in self.ranks})
+        assert {other.point for other in others} <= {selection.point}, "of one pipeline, or all have one clock"
         assert selection.point < len(self.plan_sets[request.plan_id].points)
         self.point, self.from_iteration = selection.point, request.from_iteration
         return pb.SelectPlanResponse(furthest_iteration=max(0, self.iteration))
@@ -163,14 +185,34 @@ class FakeAgent(stubs.AgentServicer):
     @property
     def time_us(self) -> int:
         """What the plan in force makes of an iteration; at default clocks as its fastest plan."""
-        if not self.plan_id:
+        if not self.plan_id or (self.whole_mhz is None and set(self.plan_sets[self.plan_id].schedules) != STAGE_SET):
             return 500_000
+        if (clock := self.whole_mhz) is not None:
+            duration_s = np.concatenate(
+                [
+                    [TIMES_US[stage, kind, clock] / 1e6 for kind in MODEL.problem.schedule.columns(stage)[0]]
+                    for stage in range(STAGES)
+                ]
+            )
+            return round(1e6 * float(MODEL.end_s(duration_s).max()))
         duration_s = np.concatenate([self.durations_us(stage) for stage in range(STAGES)]) / 1e6
         return round(1e6 * float(MODEL.end_s(duration_s).max()))
+
+    @property
+    def whole_mhz(self) -> int | None:
+        """The clock of the plan in force, where it is one of whole iterations."""
+        plan_set = self.plan_sets[self.plan_id]
+        stage = min(plan_set.schedules)
+        if plan_set.schedules[stage].kinds != tuple(STEP.kinds):
+            return None
+        (clock_mhz,) = plan_set.stage_clocks_mhz(stage, self.point or 0)
+        return clock_mhz
 
     def durations_us(self, stage: int) -> list[int]:
         """What each instruction takes at the clocks of the plan in force, by the measurements of ``profile_csv``."""
         plan_set = self.plan_sets[self.plan_id]
+        if self.whole_mhz is not None or stage not in plan_set.schedules:
+            return []
         kinds = plan_set.schedules[stage].kinds
         clocks = plan_set.stage_clocks_mhz(stage, self.point or 0)
         return [TIMES_US[stage, kind, clock] for kind, clock in zip(kinds, clocks, strict=True)]
@@ -179,16 +221,19 @@ class FakeAgent(stubs.AgentServicer):
         """Every rank tells of an iteration that has ended; the next has begun."""
         self.iteration = iteration + 1
         planned = self.point is not None and self.from_iteration <= iteration
+        energy_mj = ENERGY_MJ - (100_000 if planned else 0)
+        if planned and (clock_mhz := self.whole_mhz) is not None:
+            energy_mj = round(ENERGY_MJ * (0.4 + 0.6 * (clock_mhz / CLOCKS_MHZ[-1]) ** 2))
         for rank in self.ranks:
             event = pb.TelemetryEvent(
                 iteration=pb.IterationReport(
-                    data_parallel_rank=self.pipeline,
+                    data_parallel_rank=rank.data_parallel_rank,
                     stage=rank.stage,
                     gpu_uuid=rank.gpu_uuid,
                     iteration=iteration,
                     iteration_time_us=time_us,
                     compute_span_us=span_us,
-                    energy_mj=ENERGY_MJ - (100_000 if planned else 0),
+                    energy_mj=energy_mj,
                     has_energy=True,
                     planned=planned,
                     point=self.point or 0,
