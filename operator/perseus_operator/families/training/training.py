@@ -169,9 +169,7 @@ class Training:
             self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
 
     def _profiles_changed(self) -> bool:
-        """Whether the driver enforces other power profiles than those under which the job was measured: then what was
-        measured is discarded.
-        """
+        """Whether other power profiles are enforced than those measured under; then what was measured is discarded."""
         if any(len(node.rank_gpus) < len(node.ranks) for node in self.nodes.values()):
             return False  # some agent describes its GPUs in a moment
         before, self.power_profiles = self.power_profiles, self.nodes.power_profiles
@@ -274,6 +272,7 @@ class Training:
 
     def _forget_profile(self) -> None:
         self.solve.forgotten()
+        self.calibration.forgotten()
         self.observation.basis_accepted(PlanBasis.PROFILE, "")
         self.inputs.profile_forgotten()
 

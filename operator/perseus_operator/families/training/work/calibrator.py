@@ -37,8 +37,12 @@ class Calibrator:
         self._training = training
         self._services = services
         self._record: RecentIterations | None = None
-        self.calibration = ""
+        self._calibration = ""
+
+    @property
+    def calibration(self) -> str:
         """JSON of the calibration to plan with; empty: none."""
+        return self._calibration if self._training.calibration.digest_in_use else ""
 
     def record(self, iteration: JobIteration, solved: SolvedFrontier | None) -> None:
         """Record an iteration that ran plans of this frontier, if it is typical."""
@@ -62,6 +66,7 @@ class Calibrator:
             profile: with which the result is stored.
         """
         progress, record = self._training.calibration, self._record
+        program = progress.programs
         try:
             if record is None:
                 return
@@ -70,6 +75,8 @@ class Calibrator:
         except (InvalidProfile, SolveFailed) as error:
             progress.failed(Explanation(Reason.CALIBRATION_FAILED, str(error)))
         else:
+            if progress.programs != program:
+                return
             progress.calibrated(result.quality)
             if result.is_worth_using(progress.digest_in_use):
                 self._adopt(result)
@@ -89,6 +96,7 @@ class Calibrator:
             KubeError: it is not known whether there is one.
         """
         progress = self._training.calibration
+        program = progress.programs
         try:
             stored = await self._services.kube.read_profile(profile.namespace, profile.name)
         except KubeNotFound:
@@ -102,11 +110,12 @@ class Calibrator:
             message = f"PerseusProfile {profile.name}, status.calibrations: {error}; plans do without it."
             progress.failed(Explanation(Reason.CALIBRATION_INVALID, message))
         else:
-            progress.calibrated(result.quality)
-            self._adopt(result)
+            if progress.programs == program:
+                progress.calibrated(result.quality)
+                self._adopt(result)
 
     def _adopt(self, result: CalibrationResult) -> None:
-        self.calibration = result.text
+        self._calibration = result.text
         self._training.calibration.adopted(result.quality.digest)
 
     async def _store(self, text: str, inputs: SolveRequest, profile: StoredProfile | None) -> None:

@@ -64,6 +64,8 @@ class FrontierLoader:
             reason = Reason.SOLVE_TIMEOUT if isinstance(error, SolveTimeout) else Reason.SOLVE_FAILED
             training.solve.failed(digest, Explanation(reason, str(error)))
         else:
+            if training.solve.solving_forgotten:
+                return
             training.solve_succeeded(replace(solved.view, restored=restored), solved.planned_times)
             self._coming = solved
             if training.solve.coming is None:

@@ -1,7 +1,8 @@
 """How far the calibration of a job has got, and how good the latest one is.
 
 Fields are read everywhere and changed only here, by one named method for each event: iterations are recorded, a
-calibration starts, ends with a result or a failure, a stored one is restored, a new profile makes the record void.
+calibration starts, ends with a result or a failure, a stored one is restored, a new profile makes the record void, and
+another program all of it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class CalibrationProgress:
     """Digest of the calibration to plan with; empty: none."""
     fault: Explanation | None = None
     """Why the latest calibration failed or could not be restored."""
+    programs: int = 0
+    """How often another program has come: what is made for the one before is not adopted."""
 
     def iteration_recorded(self, recorded: int) -> None:
         """One more iteration is recorded; ``recorded`` are kept in all."""
@@ -37,6 +40,12 @@ class CalibrationProgress:
     def record_discarded(self) -> None:
         """The profile changed: recorded iterations explain nothing any more. The calibration in use stays."""
         self.recorded, self.recorded_since_start, self.started = 0, 0, False
+
+    def forgotten(self) -> None:
+        """Another program runs: nothing that was recorded or made says anything about it."""
+        self.record_discarded()
+        self.quality, self.digest_in_use, self.fault = None, "", None
+        self.programs += 1
 
     def run_started(self) -> None:
         """A worker calibrates."""

@@ -28,6 +28,8 @@ class SolveProgress:
     """Digest of the inputs being solved."""
     solving_basis: str = ""
     """As ``basis``, of the inputs being solved."""
+    solving_forgotten: bool = False
+    """What is being solved says nothing about what is to be planned now."""
     fault: tuple[str, Explanation] | None = None
     """Digest of the inputs that could not be solved, and why."""
 
@@ -38,7 +40,7 @@ class SolveProgress:
 
     def started(self, digest: str, basis: str) -> None:
         """The frontier of these inputs is being restored or solved."""
-        self.solving, self.solving_basis = digest, basis
+        self.solving, self.solving_basis, self.solving_forgotten = digest, basis, False
 
     def succeeded(self, frontier: FrontierView, planned_times: PlannedTimes) -> None:
         """There is a new frontier, which is to be adopted."""
@@ -61,3 +63,4 @@ class SolveProgress:
     def forgotten(self) -> None:
         """What was solved says nothing about what is to be planned now."""
         self.frontier = self.planned_times = self.coming = self.coming_times = None
+        self.solving_forgotten = self.solving is not None

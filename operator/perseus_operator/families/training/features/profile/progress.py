@@ -45,7 +45,7 @@ class ProfilingProgress:
 
     def spec_changed(self) -> None:
         """The spec names another profile: what was impossible may be possible now."""
-        self.fault, self.profile_stored, self.retry_at_s = None, False, 0.0
+        self.fault, self.profile_stored, self.retry_at_s, self.summary = None, False, 0.0, ""
 
     def sweep_begun(self, sweep: Sweep) -> None:
         """Measure this sweep from now on."""
