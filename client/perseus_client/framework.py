@@ -171,6 +171,8 @@ class Attachment:
         """The live session once there is one."""
         self.active = False
         """Whether hooks are in place. False without an agent, or if the framework cannot be followed."""
+        self.rank: RankId | None = None
+        """As which the process connected last; None: it has not."""
         self._framework = framework
         self.whole = False
         """Whether iterations are marked as a whole, since their instructions are not seen."""
@@ -193,6 +195,7 @@ class Attachment:
     def connect(self, rank: RankId, schedule: Schedule, joined: Sequence[int] = ()) -> None:
         """Connect with this schedule; the session before it is closed."""
         self.session.close()
+        self.rank = rank
         options = {**self._options, "joined": joined} if joined else self._options
         self.session = perseus_client.connect(*rank, schedule, **options)
 

@@ -99,7 +99,7 @@ class _Replays:
         attachment, captured = self._attachment, self._captured
         if not attachment.whole and not attachment.session.sees(captured):
             attachment.mark_whole(_UNSEEN % (_NOT_MARKED if captured is None else _NOT_READ))
-            attachment.connect_for(whole_iterations)
+            attachment.connect_for(functools.partial(whole_iterations, attachment.rank))
         session = attachment.session
         if attachment.whole:
             session.step_begin()

@@ -45,14 +45,17 @@ class _Said(NamedTuple):
         return f"{self.variable} is {'not set' if self.rank is None else self.rank}{total}"
 
 
-def whole_iterations() -> RankWork:
-    """What a rank executes whose iterations are marked as a whole: each rank is a pipeline of its own, so all GPUs get
-    one clock.
+def whole_iterations(rank: RankId | None = None) -> RankWork:
+    """What a rank executes whose iterations are marked as a whole, so that all GPUs get one clock.
+
+    Args:
+        rank: that it is in its pipeline: others of it may mark their instructions. None: it is not known, so each is a
+            pipeline of its own.
 
     Raises:
         Unsupported: as ``global_rank``.
     """
-    return RankWork(RankId(global_rank(os.environ), 0), [STEP])
+    return RankWork(RankId(global_rank(os.environ), 0) if rank is None else rank, [STEP])
 
 
 def global_rank(environment: Mapping[str, str]) -> int:

@@ -227,6 +227,13 @@ def test_a_graph_without_a_mark_of_every_instruction_leaves_whole_iterations(
     assert "no marks of every instruction" in caplog.text
 
 
+def test_a_rank_that_falls_to_whole_iterations_keeps_its_place(training: Training) -> None:
+    """Others of its pipeline may mark their instructions: a number of its own could be the place of one of them."""
+    training.attachment.rank = RankId(1, 2, 3)
+    training.replay(training.graph(lambda: training.instructions(())))
+    assert training.marked[0] == f"connect {RankId(1, 2, 3)} {[STEP]}"
+
+
 def test_after_another_agent_has_come_the_events_of_the_graph_remain(training: Training) -> None:
     """Its nodes write to the memory of the agent that was there when it was captured."""
     graph = training.graph()
