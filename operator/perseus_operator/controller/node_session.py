@@ -161,7 +161,8 @@ class NodeSession:
                 engine_faults=lease.engine_faults,
                 energies_mj=lease.energies_mj,
             )
-            if not node.is_described(lease.description) or self._family().schedules_wanted:
+            asked = node.asked_for_schedules or not self._family().schedules_wanted
+            if not node.is_described(lease.description) or not asked:
                 await self._describe(node, lease.description)
         elif isinstance(action, Release):
             await agents.release(address, **command)

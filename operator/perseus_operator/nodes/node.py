@@ -384,6 +384,11 @@ class Node:
         """The ranks said what they execute."""
         self.declared_schedules = dict(schedules)
 
+    @property
+    def asked_for_schedules(self) -> bool:
+        """Whether the agent has been asked what each rank executes, which stays as long as its process."""
+        return self.ranks.keys() <= self.declared_schedules.keys()
+
     def gpu_slowed(self, gpu_uuid: str, kind: str, message: str) -> None:
         """A GPU reports that something slows it."""
         if (gpu_uuid, kind) in self.gpu_events or len(self.gpu_events) < MOST_RANKS:
