@@ -32,11 +32,13 @@ from perseus_operator.jobs.wake import Wake
 from perseus_operator.nodes.actions import Acquire, NodeCommand, Order, Push, Release, Renew, Select
 from perseus_operator.nodes.engines import EngineWindow
 from perseus_operator.nodes.named_gpus import NamedGpu, named_gpus
-from perseus_operator.nodes.node import Node
+from perseus_operator.nodes.node import DeclaredSchedule, Node
 from perseus_operator.nodes.plans import StoredPlans
 from perseus_operator.objects.values import Pod
 
 logger = logging.getLogger(__name__)
+_MOST_SCHEDULES: Final = 2_048
+"""Kept to be shared: a pipeline has no more stages, and what ranks that differ execute is kept with each."""
 _SLICES_S: Final = 2.0
 """How long a lease waits for a node's ResourceSlices."""
 
@@ -58,6 +60,8 @@ class NodeSession:
         self._family = family
         self._wake = wake
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._schedules: dict[DeclaredSchedule, DeclaredSchedule] = {}
+        """What ranks execute: the same for all replicas of a stage, and kept once."""
 
     @property
     def _epoch(self) -> int:
@@ -249,7 +253,7 @@ class NodeSession:
         for engine in engines.values():
             self._family().engine_joined(node, engine)
         if with_schedules:
-            node.schedules_declared({rank.id: info.schedules.get((rank.pod_uid, rank.pid), ()) for rank in ranks})
+            node.schedules_declared({rank.id: self._shared(info.schedules.get(rank.process[:2], ())) for rank in ranks})
             await self._family().schedules_declared()
         gpus = node.gpu_uuids
         node.gpus_described(
@@ -257,6 +261,11 @@ class NodeSession:
             {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus},
             {uuid: gpu for uuid, gpu in info.gpus.items() if uuid in gpus},
         )
+
+    def _shared(self, schedule: DeclaredSchedule) -> DeclaredSchedule:
+        if len(self._schedules) >= _MOST_SCHEDULES:
+            self._schedules.clear()
+        return self._schedules.setdefault(schedule, schedule)
 
     def _forget(self, node: Node) -> None:
         self._job.nodes.forget(node)

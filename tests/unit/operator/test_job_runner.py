@@ -237,6 +237,41 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
     assert node.leased_pods is None
 
 
+async def test_processes_are_asked_once_what_they_execute_and_replicas_share_it() -> None:
+    """Thousands of ranks execute the same thousands of instructions; and each renewal would ask for all of them."""
+    asked: list[bool] = []
+
+    async def renew(*_: Any, **__: Any) -> LeaseInfo:
+        return LeaseInfo(30.0, "plans", {}, None, 7)
+
+    async def describe(address: str, *, with_schedules: bool) -> NodeInfo:
+        asked.append(with_schedules)
+        node = next(node for node in job.nodes if node.address == address)
+        ranks, own = tuple(node.ranks.values()), [(1, 0, 0, False), (2, 0, 0, False)]
+        return NodeInfo(ranks, {}, {}, {}, {rank.process[:2]: tuple(own) for rank in ranks})
+
+    job = Job()
+    job.run()
+    services = SimpleNamespace(
+        monotonic_s=lambda: job.now_s,
+        agents=SimpleNamespace(renew=renew, describe=describe),
+        limits=LIMITS,
+        epochs=epochs_of(1),
+        metrics=Metrics(),
+    )
+    session = session_of(job, services)
+    for node in job.nodes:
+        node.described(7)
+        for rank in list(node.ranks):
+            node.iteration_reported(IterationReport(*rank, 0, 10, 10, None, None))
+    for _ in range(3):
+        for node in job.nodes:
+            await session.command(node, Renew(node.name))
+    assert asked == [True] * len(job.nodes), "a renewal alone asks for nothing"
+    schedules = [schedule for node in job.nodes for schedule in node.declared_schedules.values()]
+    assert (len(schedules), len(set(map(id, schedules)))) == (4, 1)
+
+
 ANOTHER_POD = Pod("another", "ns", "another", "node-0", "job", {})
 NEXT = f"at {LIMITS.lease_ttl_s / 3:g}"
 
