@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perseus_operator.api.comparison import Comparison
-from perseus_operator.api.job import Mode, Straggler
+from perseus_operator.api.job import Mode, Online, Straggler
 from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import Objective, ObjectiveType
-from perseus_operator.api.profile import Online
 from perseus_operator.api.schema import choice, dump, integer, nested, text
 from perseus_operator.api.serving.spec import ClockRange, MetricsPage, Server, ServingObjective
 from perseus_operator.api.workload import ServerKind, WorkloadKind

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from perseus_operator.api.profile import MAX_BLOCKING_POWER_MW
+from perseus_operator.api.job import MAX_BLOCKING_POWER_MW
 from perseus_operator.api.schema import FormerField, Rule, integer, nested, openapi_of, parse, text
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects.values import Json

@@ -21,6 +21,8 @@ from perseus_operator.families.training.decide import decide
 from perseus_operator.families.training.shape import (
     Misfit,
     ShapeProgress,
+    completed,
+    is_shared,
     shape_from_status,
     shape_of_ranks,
     shape_to_status,
@@ -307,10 +309,10 @@ def test_ranks_that_do_not_fit_have_a_profile_plans_and_reports_of_whole_iterati
 )
 def test_a_profile_of_whole_iterations_is_beside_that_of_the_pipeline(profile: Any, expected: Any) -> None:
     spec = parse_spec(JobSpec, {**STATED, **({} if profile is None else {"profile": profile})})
-    made = spec.completed("job", whole_iterations(4), whole=True).profile
+    made = completed(spec, "job", ShapeProgress(whole_iterations(4), Misfit("why"))).profile
     assert made.profile_ref is not None
     assert made.online is not None
-    assert (made.profile_ref.name, made.online.max_clocks, spec.profile.is_shared) == expected
+    assert (made.profile_ref.name, made.online.max_clocks, is_shared(spec.profile)) == expected
     assert made.blocking_power_milliwatts is None, "that of the other profile"
 
 

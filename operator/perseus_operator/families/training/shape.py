@@ -15,11 +15,12 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from perseus_core.iteration import IterationReport
 from perseus_core.rank import RankId
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec
+from perseus_operator.api.job import JobSpec, Online, Profile, ProfileRef
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName, whole_iterations
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.status import MAX_MISFIT, ShapeStatus
@@ -30,6 +31,11 @@ from perseus_operator.jobs.waiting import absence, silent_pods
 from perseus_operator.nodes.job_nodes import JobNodes
 from perseus_operator.nodes.node import DeclaredSchedule, is_whole_step
 from perseus_proto.planset import MAX_STAGES
+
+_WHOLE: Final = "-steps"
+"""Ends the name of a profile of whole iterations, where the job's own is of a pipeline."""
+_MOST_NAME: Final = 253
+"""Characters of an object's name."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +73,16 @@ class Misfit:
     def placed(self, report: IterationReport) -> IterationReport | None:
         """A rank's report as that of a whole iteration, in its place; None: it is of another rank."""
         places = [self.places.get(rank) for rank in report.rank_ids]
-        known = [place.tp for place in places if place is not None]
-        if len(known) < len(places):
+        numbers = [place.tp for place in places if place is not None]
+        if len(numbers) < len(places):
             return None
         alone = report.energy_mj is not None and not report.together
         return replace(
             report,
             dp=0,
             stage=0,
-            tp=known[0],
-            together=tuple(known) if report.together else (),
+            tp=numbers[0],
+            together=tuple(numbers) if report.together else (),
             durations_us=(report.iteration_time_us,),
             instruction_energies_mj=(report.energy_mj or 0,) if alone else (),
             energy_iterations=1 if alone else 0,
@@ -263,4 +269,21 @@ def shape_from_status(stored: object) -> ShapeProgress:
 
 def completed(spec: JobSpec, name: str, shape: ShapeProgress) -> JobSpec:
     """The spec of the PerseusJob of this name with what it leaves out, or with what is planned instead."""
-    return spec.completed(name, shape.reported, whole=shape.misfit is not None)
+    full_spec = spec.completed(name, shape.reported)
+    if shape.misfit is None:
+        return full_spec
+    return replace(full_spec, profile=_profile_of_whole_iterations(spec.profile, name))
+
+
+def is_shared(profile: Profile) -> bool:
+    """Whether what is measured for it is stored for other jobs too."""
+    return profile.profile_ref is not None and profile.online is not None
+
+
+def _profile_of_whole_iterations(profile: Profile, job: str) -> Profile:
+    """Where a job has its profile whose training processes fit no pipeline: beside its own, so that none is taken for
+    the other. It is measured even if its own is only read: nobody can have it stored before.
+    """
+    shared = profile.profile_ref if is_shared(profile) else None
+    name = (job if shared is None else shared.name)[: _MOST_NAME - len(_WHOLE)].rstrip("-.") + _WHOLE
+    return Profile(profile_ref=ProfileRef(name=name), online=profile.online or Online.default())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import ConfigMapRef
 from perseus_operator.api.pipeline import ScheduleRef
-from perseus_operator.api.profile import ConfigMapRef
 from perseus_operator.clients.kube.interface import Kube
 from perseus_operator.errors import InvalidInput, KubeNotFound
 from perseus_operator.objects.values import ConfigMap

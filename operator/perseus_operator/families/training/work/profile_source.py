@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from perseus_core.units import mw_from_w
 from perseus_operator.api.conditions import Reason
-from perseus_operator.api.job import JobSpec
-from perseus_operator.api.profile import MAX_BLOCKING_POWER_MW
+from perseus_operator.api.job import MAX_BLOCKING_POWER_MW, JobSpec
 from perseus_operator.api.schema import dump, parse
 from perseus_operator.api.stored import ProfileSpec
 from perseus_operator.clients.kube.interface import Kube

@@ -24,6 +24,7 @@ from perseus_operator.families.training.features.hardware.hardware import job_la
 from perseus_operator.families.training.features.profile.decision import SaveSweep, StoreProfile
 from perseus_operator.families.training.features.profile.progress import ProfilingProgress
 from perseus_operator.families.training.features.profile.sweep import Sweep, blocking_power, from_json, to_json
+from perseus_operator.families.training.shape import is_shared
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work import profile_source
 from perseus_operator.families.training.work.profile_aggregator import JobShape, ProfileAggregator
@@ -164,7 +165,7 @@ class Profiler:
         try:
             await asyncio.to_thread(parse_profile, profile["csv"].encode(), spec.pipeline.stages)
             stated = self._training.stated_spec
-            owner = ref if stated is not None and not stated.profile.is_shared else None
+            owner = ref if stated is not None and not is_shared(stated.profile) else None
             kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
             await store_profile(kube, ref.namespace, name, profile, owner, served=served)
         except InvalidProfile as error:

@@ -122,15 +122,15 @@ def compare_schedules(shape: Pipeline, reported: Mapping[RankId, DeclaredSchedul
     for rank, instructions in reported.items():
         if (rank.stage, id(instructions)) in fit:  # replicas share one object
             continue
-        own = [(kind, microbatch, chunk) for kind, microbatch, chunk, _ in instructions if kind in _LETTERS]
+        marked = [(kind, microbatch, chunk) for kind, microbatch, chunk, _ in instructions if kind in _LETTERS]
         wanted = expected[rank.stage]
-        if own == wanted:
+        if marked == wanted:
             fit.add((rank.stage, id(instructions)))
             continue
-        if len(own) != len(wanted):
-            how = f"{len(own)} instructions in an iteration, not {len(wanted)}"
+        if len(marked) != len(wanted):
+            how = f"{len(marked)} instructions in an iteration, not {len(wanted)}"
         else:
-            place = next(place for place, pair in enumerate(zip(own, wanted, strict=True)) if pair[0] != pair[1])
+            place = next(place for place, pair in enumerate(zip(marked, wanted, strict=True)) if pair[0] != pair[1])
             how = f"other instructions from number {place} on"
         message = f"The process of {rank} marks {how}, as spec.pipeline has them ({schedule.title})."
         raise InvalidSchedule(Reason.RANKS_MISMATCH, message)

@@ -10,9 +10,8 @@ import asyncio
 import hashlib
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import JobSpec, Mode, Profile
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
-from perseus_operator.api.profile import Profile
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.shape import Misfit, declared_schedules

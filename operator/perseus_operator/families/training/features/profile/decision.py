@@ -18,9 +18,8 @@ from statistics import median
 
 from perseus_core.units import us_from_s
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
-from perseus_operator.api.profile import Online
 from perseus_operator.families.training.facts import Facts
 from perseus_operator.families.training.features.frontier.basis import PlanBasis
 from perseus_operator.families.training.features.frontier.input_progress import InputProgress
