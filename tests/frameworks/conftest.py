@@ -12,8 +12,9 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,25 @@ def python() -> Path:
     if not found.exists():
         pytest.skip(f"no training frameworks at {found}: make test-frameworks installs them")
     return found
+
+
+@dataclass(frozen=True)
+class Megatron:
+    """A version of Megatron-Core beside the one that is installed."""
+
+    path: Path
+    """The folder of its package, for a worker's PYTHONPATH."""
+    version: str
+
+
+@pytest.fixture(scope="session")
+def other_megatron(python: Path) -> Megatron:
+    """The newest, which asks for a newer Python than ours, or the one in the folder that PERSEUS_MEGATRON names."""
+    path = Path(os.environ.get("PERSEUS_MEGATRON", python.parents[1] / "newest")).absolute()
+    found = next((one.version for one in distributions(name="megatron-core", path=[str(path)])), None)
+    if found is None:
+        pytest.skip(f"no other Megatron-Core in {path}: make frameworks installs the newest")
+    return Megatron(path, found)
 
 
 @pytest.fixture
@@ -142,11 +162,19 @@ class Harness:
         self._nodes = 0
 
     def follow(
-        self, worker: str, steps: list[str], *, stages: int = 2, pipelines: int = 1, ranks_per_stage: int = 1
+        self,
+        worker: str,
+        steps: Sequence[str],
+        *,
+        stages: int = 2,
+        pipelines: int = 1,
+        ranks_per_stage: int = 1,
+        path: Path | None = None,
     ) -> dict[str, Followed]:
         """Run a worker's steps one after the other; under each, push a plan whose clock changes every instruction.
 
-        ``ranks_per_stage``: processes that share a stage; those of one stage have global ranks in a row.
+        ``ranks_per_stage``: processes that share a stage; those of one stage have global ranks in a row. ``path``: a
+        folder of packages that go before those of the interpreter.
         """
         processes = stages * ranks_per_stage
         self._nodes += 1
@@ -164,6 +192,7 @@ class Harness:
             python=self._python,
             pipelines=pipelines,
             await_agent=True,
+            environment={"PYTHONPATH": str(path)} if path else None,
         )
         found: dict[str, Followed] = {}
         try:

@@ -86,6 +86,7 @@ def experts_without_cuda() -> None:
 
 warnings.filterwarnings("ignore")
 without_cuda()
+import megatron.core  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec  # noqa: E402
@@ -282,7 +283,11 @@ def main() -> None:
         before = {key: value for key, value in vars(schedules).items() if callable(value)}
         reference = [variant.run() for _ in range(COMPARED_STEPS)][-1]
         attachment = perseus.attach()
-        result: dict[str, Any] = {"attached": attachment.active, "idempotent": perseus.attach() is attachment}
+        result: dict[str, Any] = {
+            "version": megatron.core.__version__,
+            "attached": attachment.active,
+            "idempotent": perseus.attach() is attachment,
+        }
         if rank == 0:
             text = perseus.schedule_csv(stages=variant.stages, microbatches=MICROBATCHES, chunks=variant.chunks)
             (folder / f"{name}.csv").write_text(text)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.timeout(900)  # one job after the other follows its plan before the first test
 
-ENGINES = {"megatron": ["plain", "recompute", "interleaved", "overlapped"], "deepspeed": ["plain", "recompute"]}
-CASES = [(engine, variant) for engine, variants in ENGINES.items() for variant in variants]
-UNTOUCHED = {"megatron": ("restored", True), "deepspeed": ("left_behind", [])}
-"""What a worker says of its engine's objects once the client has let go of them."""
-MISSED = {"megatron": "attached too late", "deepspeed": "3 iterations without a single instruction"}
+
+@dataclass(frozen=True)
+class Engine:
+    """What is run, and what its worker says at the end."""
+
+    worker: str
+    variants: tuple[str, ...]
+    untouched: tuple[str, object]
+    """What it says of its engine's objects once the client has let go of them."""
+    missed: str
+    """Of the warning that comes where the client's hooks are not reached."""
+
+
+MEGATRON = Engine(
+    worker="megatron_worker.py",
+    variants=("plain", "recompute", "interleaved", "overlapped"),
+    untouched=("restored", True),
+    missed="attached too late",
+)
+DEEPSPEED = Engine(
+    worker="deepspeed_worker.py",
+    variants=("plain", "recompute"),
+    untouched=("left_behind", []),
+    missed="3 iterations without a single instruction",
+)
+ENGINES = {"megatron": MEGATRON, "other": MEGATRON, "deepspeed": DEEPSPEED}
+"""By the fixture of its job; the other one is another version of Megatron-Core."""
 SHARED = {
     "tensor": [(0, s, t) for s in range(2) for t in range(2)],
     "context": [(0, s, c) for s in range(2) for c in range(2)],
@@ -20,57 +43,100 @@ SHARED = {
 }
 """Megatron with two stages that two processes share each: halves of its tensors, halves of the sequence, or experts of
 two pipelines."""
-RANKED = [("megatron", "interleaved"), ("deepspeed", "plain")]
 
 
 @pytest.fixture(scope="module")
-def followed(harness: Any) -> dict[str, dict[str, Any]]:
-    return {engine: harness.follow(f"{engine}_worker.py", variants) for engine, variants in ENGINES.items()}
+def megatron(harness: Any) -> Any:
+    return harness.follow(MEGATRON.worker, MEGATRON.variants)
 
 
-@pytest.mark.parametrize(("engine", "variant"), CASES)
-def test_instructions_are_marked_in_the_engines_own_order(followed: Any, engine: str, variant: str) -> None:
-    followed[engine][variant].assert_marked_as_scheduled()
+@pytest.fixture(scope="module")
+def other(harness: Any, other_megatron: Any) -> Any:
+    return harness.follow(MEGATRON.worker, MEGATRON.variants, path=other_megatron.path)
 
 
-@pytest.mark.parametrize(("engine", "variant"), CASES)
-def test_the_plan_is_applied_instruction_by_instruction(followed: Any, engine: str, variant: str) -> None:
-    followed[engine][variant].assert_planned_clocks()
+@pytest.fixture(scope="module")
+def deepspeed(harness: Any) -> Any:
+    return harness.follow(DEEPSPEED.worker, DEEPSPEED.variants)
 
 
-@pytest.mark.parametrize(("engine", "variant"), CASES)
-def test_training_is_the_same_to_the_bit_and_nothing_is_left_behind(followed: Any, engine: str, variant: str) -> None:
-    word, value = UNTOUCHED[engine]
-    for said in followed[engine][variant].said:
+@pytest.fixture(scope="module")
+def megatron_shared(harness: Any) -> Any:
+    return harness.follow(MEGATRON.worker, list(SHARED), ranks_per_stage=2)
+
+
+@pytest.fixture(scope="module")
+def other_shared(harness: Any, other_megatron: Any) -> Any:
+    return harness.follow(MEGATRON.worker, list(SHARED), ranks_per_stage=2, path=other_megatron.path)
+
+
+@pytest.fixture
+def followed(request: pytest.FixtureRequest) -> Any:
+    """By variant, what became of the job of the fixture that a test names."""
+    return request.getfixturevalue(request.param)
+
+
+every_case = pytest.mark.parametrize(
+    ("followed", "engine", "variant"),
+    [
+        pytest.param(name, engine, variant, id=f"{name}-{variant}")
+        for name, engine in ENGINES.items()
+        for variant in engine.variants
+    ],
+    indirect=["followed"],
+)
+
+
+@every_case
+def test_instructions_are_marked_in_the_engines_own_order(followed: Any, engine: Engine, variant: str) -> None:
+    followed[variant].assert_marked_as_scheduled()
+
+
+@every_case
+def test_the_plan_is_applied_instruction_by_instruction(followed: Any, engine: Engine, variant: str) -> None:
+    followed[variant].assert_planned_clocks()
+
+
+@every_case
+def test_training_is_the_same_to_the_bit_and_nothing_is_left_behind(
+    followed: Any, engine: Engine, variant: str
+) -> None:
+    word, value = engine.untouched
+    for said in followed[variant].said:
         assert said["attached"]
         assert said["idempotent"]
         assert said["bit_identical"]
         assert said[word] == value
 
 
-@pytest.mark.parametrize(("engine", "variant"), CASES)
-def test_hooks_that_are_not_reached_are_one_warning(followed: Any, engine: str, variant: str) -> None:
-    for said in followed[engine][variant].said:
+@every_case
+def test_hooks_that_are_not_reached_are_one_warning(followed: Any, engine: Engine, variant: str) -> None:
+    for said in followed[variant].said:
         (line,) = [line for line in said["said"] if "at default clocks" in line]
-        assert MISSED[engine] in line
+        assert engine.missed in line
 
 
-@pytest.mark.parametrize(("engine", "variant"), RANKED)
-def test_ranks_come_from_the_engines_own_groups(followed: Any, engine: str, variant: str) -> None:
-    assert [rank for rank, _ in followed[engine][variant].ranks] == [(0, 0, 0), (0, 1, 0)]
+@pytest.mark.parametrize(
+    ("followed", "variant"),
+    [("megatron", "interleaved"), ("other", "interleaved"), ("deepspeed", "plain")],
+    indirect=["followed"],
+)
+def test_ranks_come_from_the_engines_own_groups(followed: Any, variant: str) -> None:
+    assert [rank for rank, _ in followed[variant].ranks] == [(0, 0, 0), (0, 1, 0)]
 
 
-@pytest.fixture(scope="module")
-def shared(harness: Any) -> dict[str, Any]:
-    found: dict[str, Any] = harness.follow("megatron_worker.py", list(SHARED), ranks_per_stage=2)
-    return found
+@pytest.mark.parametrize("followed", ["other"], indirect=True)
+def test_the_other_version_is_the_one_that_trained(followed: Any, other_megatron: Any) -> None:
+    versions = {said["version"] for one in followed.values() for said in one.said}
+    assert versions == {other_megatron.version}
 
 
 @pytest.mark.parametrize("variant", SHARED)
-def test_processes_that_share_a_stage_follow_its_plan_each(shared: Any, variant: str) -> None:
-    followed = shared[variant]
-    assert [rank for rank, _ in followed.ranks] == SHARED[variant]
-    assert len(followed.plan_mhz) == 4
-    followed.assert_marked_as_scheduled()
-    followed.assert_planned_clocks()
-    assert all(said["bit_identical"] for said in followed.said)
+@pytest.mark.parametrize("followed", ["megatron_shared", "other_shared"], indirect=True)
+def test_processes_that_share_a_stage_follow_its_plan_each(followed: Any, variant: str) -> None:
+    one = followed[variant]
+    assert [rank for rank, _ in one.ranks] == SHARED[variant]
+    assert len(one.plan_mhz) == 4
+    one.assert_marked_as_scheduled()
+    one.assert_planned_clocks()
+    assert all(said["bit_identical"] for said in one.said)
