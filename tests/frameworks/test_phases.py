@@ -1,5 +1,4 @@
-"""TRL's real GRPOTrainer and verl's real hybrid worker: one iteration for each generation, and what happens in which of
-its phases."""
+"""Trainers of TRL and the hybrid worker of verl, real ones: one iteration for each generation, with its phases."""
 
 from __future__ import annotations
 
@@ -33,9 +32,12 @@ def marks_of(python: Path, module: str, worker: Path, folder: Path, *arguments: 
     return marks
 
 
+@pytest.mark.parametrize("method", ["GRPO", "RLOO"])
 @pytest.mark.parametrize("reused", [1, 2])
-def test_a_generation_and_all_steps_with_it_are_three_phases(python: Path, tmp_path: Path, reused: int) -> None:
-    marks = marks_of(python, "trl", HERE / "phases_worker.py", tmp_path, str(reused))
+def test_a_generation_and_all_steps_with_it_are_three_phases(
+    python: Path, tmp_path: Path, method: str, reused: int
+) -> None:
+    marks = marks_of(python, "trl", HERE / "phases_worker.py", tmp_path, method, str(reused))
     evaluated = ["scored"] * PAIR * 2
     inside = evaluated * (reused - 1)
     one = ["[", "0", ">", "1", "scored", ">", "2", *inside, ">", *evaluated]

@@ -16,12 +16,22 @@ from perseus_sim.cluster.live_job import free_port
 HERE = Path(__file__).resolve().parent
 LOOPS = ["ddp", "fsdp", "accelerate", "hugging_face", "lightning", "nemo", "torchtitan"]
 SHARDED = {"fsdp", "torchtitan"}
+OTHER_WORKERS = {"torchtitan_defaults": "torchtitan_worker.py", "jax": "jax_worker.py", "maxtext": "jax_worker.py"}
+"""Of loops that take a file of their own."""
+ALONE = {
+    "nemo": "nemo.core",
+    "torchtitan": "torchtitan.trainer",
+    "torchtitan_defaults": "torchtitan.trainer",
+    "jax": "jax",
+    "maxtext": "maxtext.trainers.pre_train.train",
+}
+"""What is not in requirements-frameworks.lock, since its own requirements contradict those of others, or its Python."""
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", [*LOOPS, *OTHER_WORKERS])
 def test_every_optimizer_step_is_a_step_at_the_planned_clock(harness: Any, python: Path, loop: str) -> None:
     require(python, loop)
-    followed = harness.follow_steps("steps_worker.py", loop, ranks=2)
+    followed = harness.follow_steps(OTHER_WORKERS.get(loop, "steps_worker.py"), loop, ranks=2)
     assert followed["ranks"] == [(0, 0, 0), (1, 0, 0)]
     for said, executed in zip(followed["said"], followed["executed"], strict=True):
         assert len(executed) == said["optimizer_steps"]
@@ -33,8 +43,8 @@ def test_every_optimizer_step_is_a_step_at_the_planned_clock(harness: Any, pytho
 
 
 def require(python: Path, loop: str) -> None:
-    """Skip what is not in requirements-frameworks.lock, since its own requirements contradict those of others."""
-    alone = {"nemo": "nemo.core", "torchtitan": "torchtitan.trainer"}.get(loop)
+    """Skip what the interpreter has not."""
+    alone = ALONE.get(loop)
     if alone and subprocess.run([str(python), "-c", f"import {alone}"], check=False, capture_output=True).returncode:
         pytest.skip(f"{loop} is not installed for {python}: set PERSEUS_FRAMEWORKS_PYTHON to one that has it")
 
