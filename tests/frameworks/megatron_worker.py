@@ -1,6 +1,6 @@
 """A rank that trains with the real schedules and communication of Megatron-Core: without the client, then with it.
 
-``python megatron_worker.py FOLDER plain|recompute|interleaved|overlapped|tensor|context|expert …`` under
+``python megatron_worker.py FOLDER plain|recompute|interleaved|overlapped|tensor|context|expert|alone …`` under
 ``perseus_sim.training.live``.
 Megatron asks for CUDA in a few places; those answers alone are stood in for (``without_cuda``). See
 ``conftest.Harness``.
@@ -29,8 +29,8 @@ import perseus_client.megatron as perseus
 MICROBATCHES = 4
 WIDTH, LENGTH, BATCH = 32, 8, 2
 COMPARED_STEPS = 2
-SPLIT = {"tensor": 2, "context": 2, "expert": 2}
-"""Ranks that share a stage: its tensors, the sequence, or the experts of two pipelines."""
+SPLIT = {"tensor": 2, "context": 2, "expert": 2, "alone": 2}
+"""Ranks that share a stage: its tensors, the sequence, the experts of two pipelines, or nothing but gradients."""
 EXPERTS: dict[str, Any] = {
     "num_moe_experts": 4,
     "expert_model_parallel_size": 2,

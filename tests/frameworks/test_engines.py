@@ -70,6 +70,16 @@ def other_shared(harness: Any, other_megatron: Any) -> Any:
     return harness.follow(MEGATRON.worker, list(SHARED), ranks_per_stage=2, path=other_megatron.path)
 
 
+@pytest.fixture(scope="module")
+def megatron_alone(harness: Any) -> Any:
+    return harness.follow(MEGATRON.worker, ["alone"], stages=1, ranks_per_stage=2)
+
+
+@pytest.fixture(scope="module")
+def other_alone(harness: Any, other_megatron: Any) -> Any:
+    return harness.follow(MEGATRON.worker, ["alone"], stages=1, ranks_per_stage=2, path=other_megatron.path)
+
+
 @pytest.fixture
 def followed(request: pytest.FixtureRequest) -> Any:
     """By variant, what became of the job of the fixture that a test names."""
@@ -134,9 +144,17 @@ def test_the_other_version_is_the_one_that_trained(followed: Any, other_megatron
 @pytest.mark.parametrize("variant", SHARED)
 @pytest.mark.parametrize("followed", ["megatron_shared", "other_shared"], indirect=True)
 def test_processes_that_share_a_stage_follow_its_plan_each(followed: Any, variant: str) -> None:
-    one = followed[variant]
-    assert [rank for rank, _ in one.ranks] == SHARED[variant]
-    assert len(one.plan_mhz) == 4
-    one.assert_marked_as_scheduled()
-    one.assert_planned_clocks()
-    assert all(said["bit_identical"] for said in one.said)
+    assert_two_ranks_follow_each_stage(followed[variant], SHARED[variant])
+
+
+@pytest.mark.parametrize("followed", ["megatron_alone", "other_alone"], indirect=True)
+def test_ranks_without_a_pipeline_follow_the_plan_of_one_stage_each(followed: Any) -> None:
+    assert_two_ranks_follow_each_stage(followed["alone"], [(0, 0, 0), (1, 0, 0)])
+
+
+def assert_two_ranks_follow_each_stage(followed: Any, ranks: list[tuple[int, int, int]]) -> None:
+    assert [rank for rank, _ in followed.ranks] == ranks
+    assert len(followed.plan_mhz) == len(ranks)
+    followed.assert_marked_as_scheduled()
+    followed.assert_planned_clocks()
+    assert all(said["bit_identical"] for said in followed.said)

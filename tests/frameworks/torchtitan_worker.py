@@ -47,6 +47,7 @@ class Cpu:
 
 utils.device_type, utils.device_module = "cpu", Cpu()
 from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.distributed import utils as dist_utils  # noqa: E402
 from torchtitan.hf_datasets import text_datasets  # noqa: E402
 from torchtitan.models.common.attention import FlexAttention  # noqa: E402
 
@@ -82,6 +83,7 @@ def done() -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     FlexAttention.compiled_flex_attn = staticmethod(attention)
+    dist_utils.set_pg_timeouts = lambda **_: None  # by a barrier of CUDA devices
     text_datasets.DATASETS["c4_test"].loader = lambda _: Dataset.from_dict({"text": ["a b c d e f g " * 40] * 8})
     settings = SETTINGS | {"hf_assets_path": tokenizer(), "dump_folder": FOLDER}
     options = [f"--{name}={value}" for name, value in settings.items()]
