@@ -42,6 +42,14 @@ def test_every_optimizer_step_is_a_step_at_the_planned_clock(harness: Any, pytho
         assert clocks_mhz[-1] == followed["planned_mhz"]
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
+def test_stages_that_torchtitan_builds_follow_a_plan_by_instruction(harness: Any, python: Path, schedule: str) -> None:
+    require(python, "torchtitan")
+    followed = harness.follow("torchtitan_worker.py", [schedule])[schedule]
+    followed.assert_marked_as_scheduled()
+    followed.assert_planned_clocks()
+
+
 def require(python: Path, loop: str) -> None:
     """Skip what the interpreter has not."""
     alone = ALONE.get(loop)

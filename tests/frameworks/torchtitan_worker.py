@@ -1,9 +1,9 @@
 """A rank of torchtitan's own training, as its own configuration builds it: ``python torchtitan_worker.py FOLDER LOOP``.
 
-The model is its small one, all settings but sizes are its defaults. torchtitan asks for CUDA where it finds no
-accelerator; those answers alone are stood in for, so that it takes the CPU, where it captures no graph. It trains until
-``FOLDER/done`` appears, then says in ``LOOP.RANK.result`` how many steps it made. Runs under
-``perseus_sim.training.live``.
+LOOP is ``torchtitan_defaults``, two ranks that shard the model, or a schedule of two pipeline stages. The model is its
+small one, all settings but sizes are its defaults. torchtitan asks for CUDA where it finds no accelerator; those
+answers alone are stood in for, so that it takes the CPU, where it captures no graph. Files: ``conftest.Harness``. Runs
+under ``perseus_sim.training.live``.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ from torchtitan.hf_datasets import text_datasets  # noqa: E402
 from torchtitan.models.common.attention import FlexAttention  # noqa: E402
 
 import perseus_client.torchtitan  # noqa: E402
+from perseus_client.torch_pipelining import schedule_csv  # noqa: E402
 
-SETTINGS = {"training.local_batch_size": 2, "training.seq_len": 32, "training.steps": 10**6}
+DEFAULTS = "torchtitan_defaults"
+SETTINGS = {"training.local_batch_size": 4, "training.seq_len": 32, "training.steps": 10**6}
+STAGES = {  # with which torchtitan 0.3 refuses CUDA graphs
+    "parallelism.pipeline_parallel_degree": 2,
+    "parallelism.pipeline_parallel_schedule": LOOP,
+}
 
 
 def tokenizer() -> Path:
@@ -73,11 +79,18 @@ def attention(q: Any, k: Any, v: Any, *, scale: Any, enable_gqa: bool, **_: Any)
     return of_torch(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa), None
 
 
-def done() -> bool:
-    """Whether the file is there: the first rank decides."""
-    found = torch.tensor((FOLDER / "done").exists())
-    dist.broadcast(found, 0)
-    return bool(found)
+def go_on(trainer: Any) -> bool:
+    """Whether there is another step; after the first one it is said what is run."""
+    if LOOP != DEFAULTS and trainer.step == 1:
+        if RANK == "0":
+            (FOLDER / f"{LOOP}.csv").write_text(schedule_csv(trainer.pp_schedule))
+        dist.barrier()
+        partial = FOLDER / f"{LOOP}.{RANK}.partial"
+        partial.write_text(json.dumps({"first_iteration": 0}))
+        os.replace(partial, FOLDER / f"{LOOP}.{RANK}.ready")
+    done = torch.tensor((FOLDER / ("done" if LOOP == DEFAULTS else f"{LOOP}.done")).exists())
+    dist.broadcast(done, 0)  # the first rank decides
+    return not done
 
 
 def main() -> None:
@@ -85,14 +98,15 @@ def main() -> None:
     FlexAttention.compiled_flex_attn = staticmethod(attention)
     dist_utils.set_pg_timeouts = lambda **_: None  # by a barrier of CUDA devices
     text_datasets.DATASETS["c4_test"].loader = lambda _: Dataset.from_dict({"text": ["a b c d e f g " * 40] * 8})
-    settings = SETTINGS | {"hf_assets_path": tokenizer(), "dump_folder": FOLDER}
+    settings = SETTINGS | ({} if LOOP == DEFAULTS else STAGES) | {"hf_assets_path": tokenizer(), "dump_folder": FOLDER}
     options = [f"--{name}={value}" for name, value in settings.items()]
+    options += [] if LOOP == DEFAULTS else ["--training.disable_cuda_graphs"]
     config = ConfigManager().parse_args(["--module", "llama3", "--config", "llama3_debugmodel", *options])
     trainer = config.build()
     for module in (each for part in trainer.model_parts for each in part.modules()):
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it sums
-    trainer.should_continue_training = lambda: not done()
+    trainer.should_continue_training = lambda: go_on(trainer)
     attachment = perseus_client.torchtitan.attach(trainer)
     assert attachment.active
     trainer.train()
