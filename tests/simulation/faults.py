@@ -197,8 +197,8 @@ def _enforce(world: World, fault: Fault) -> None:
 
 
 def _waver(world: World, fault: Fault) -> None:
-    """A user changes his mind every second or two."""
-    name, every_s = _name(world, fault)[0], 1 + fault.value
+    """A user changes his mind about every second."""
+    name, every_s = _name(world, fault)[0], 0.7 + 0.8 * fault.value
     for turn in range(int(fault.lasts_s / every_s)):
         mode = "Enforce" if turn % 2 else "Recommend"
         world.scheduler.after(turn * every_s, partial(world.edit_job, name, {"mode": mode}))
