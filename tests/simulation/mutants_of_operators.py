@@ -194,13 +194,6 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "made-up-frontier-used",
-        "perseus_operator.solving.pool",
-        "promise 10",
-        ("                data = await self.restore(request, data, namespace)\n", "                pass\n"),
-        needs=("solvers lie",),
-    ),
-    mutant(
         "engines-of-other-models-follow",
         "perseus_operator.families.serving.features.signals.replicas",
         "promise 3",
