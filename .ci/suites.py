@@ -161,7 +161,7 @@ SUITES: Final = (
         "make test-frameworks",
         (*_ROOMS_OF_A_NODE, *_TESTS, "tests/frameworks", "examples", "requirements-frameworks.lock"),
         after=("frameworks",),
-        minutes=6,
+        minutes=8,
     ),
     Suite(
         "newcomer-test",
