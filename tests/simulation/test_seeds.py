@@ -13,7 +13,7 @@ from tests.simulation.mutant import Mutant
 from tests.simulation.mutants import MUTANTS
 
 SEED = 3
-STOPPED = {"at_s": 5.0, "kind": "agent stopped", "place": 0, "lasts_s": 8.0, "value": 0.5}
+STOPPED = {"at_s": 14.0, "kind": "agent stopped", "place": 0, "lasts_s": 8.0, "value": 0.5}
 
 
 @pytest.fixture(scope="module")
