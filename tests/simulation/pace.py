@@ -4,7 +4,7 @@ be saved is what the GPUs show.
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final
 
 from tests.simulation.energy import PLANNED
@@ -12,8 +12,6 @@ from tests.simulation.kinds import Fault
 from tests.simulation.scheduler import NS
 from tests.simulation.serving_faults import OF_SERVING
 from tests.simulation.world import World
-
-from perseus_operator.nodes.iterations import WINDOW
 
 STANDS_S: Final = 5.0
 """Of an iteration, which takes 2.3 s at the clocks of least energy."""
@@ -24,8 +22,8 @@ CONFIRMED: Final = 16
 twice as many, counts none of those in which a plan began, and agents need two to follow."""
 OF_CLOCKS: Final = frozenset(("driver slow", "stranger calls", *OF_SERVING))
 """Faults beside which a bound is kept."""
-MEASURED: Final = 0.015
-"""By how much a saving that is said, of medians, may differ from that of the means of the same iterations."""
+MEASURED: Final = 0.01
+"""By how much a saving that is said may differ from that of the same iterations, by the world's own counters."""
 
 
 class Pace:
@@ -41,12 +39,14 @@ class Pace:
         """Nanoseconds and joules of each that no start of the training was in."""
         self._at_default: list[tuple[int, float]] = []
         """Of those during which no GPU of the job was locked."""
-        self._forged = False
-        """Whether a rank of the job has forged what its iterations are measured by."""
+        self._unsure = False
+        """Whether a rank of the job has forged what its iterations are measured by, or another program has set clocks,
+        at which a baseline may have been measured."""
 
     def begun(self, fault: Fault) -> None:
         """A fault begins, or ends."""
-        self._forged |= fault.kind == "rank forges" and fault.place % len(self._world.training) == 0
+        forged = fault.kind == "rank forges" and fault.place % len(self._world.training) == 0
+        self._unsure |= forged or fault.kind == "foreign lock"
         if fault.kind not in OF_CLOCKS:
             self._beyond = 0
 
@@ -85,7 +85,7 @@ class Pace:
         """What an iteration may take; None: there is no bound, or it is said to be exceeded."""
         job = self._world.api.jobs.get(self._world.uids.get(PLANNED, ""))
         runner = self._world.runner_of(PLANNED)
-        if job is None or runner is None or not self._at_default or self._forged or PLANNED in self._world.misedited:
+        if job is None or runner is None or not self._at_default or self._unsure or PLANNED in self._world.misedited:
             return None
         kept = [c for c in job.get("status", {}).get("conditions", ()) if c["type"] == "BoundKept"]
         share = self._world.api.budgets
@@ -98,25 +98,32 @@ class Pace:
     def check_savings(self) -> None:
         """Promise 11: what is said to be saved is what the iterations differ by that it was measured from."""
         job, runner = self._world.api.jobs.get(self._world.uids.get(PLANNED, "")), self._world.runner_of(PLANNED)
-        savings = (job or {}).get("status", {}).get("savings")
-        if not savings or runner is None or self._forged or not self._at_default:
+        status = (job or {}).get("status", {})
+        savings, measured = status.get("savings"), status.get("measured")
+        if not savings or not measured or runner is None or self._unsure or not self._at_default:
             return
         training = runner.family.training  # type: ignore[attr-defined]
         recent = [] if training.history is None else [one for one in training.history.recent if not one.mixed]
-        wanted = {point for one in recent[-1:] for point in one.points.values()}
+        since = runner.job.nodes.plan_since
         planned = [
             self._iterations[one.iteration]
             for one in recent
-            if {*one.points.values()} == wanted and one.iteration in self._iterations
-        ][-WINDOW:]
-        if len(planned) < 5 or None in wanted:
-            return
-        for which, said, place in (("energy", savings["energy"], 1), ("slowdown", savings["slowdown"], 0)):
-            ratio = fmean(one[place] for one in planned) / fmean(one[place] for one in self._at_default)
-            true = 1 - ratio if which == "energy" else ratio - 1
-            if abs(float(said.rstrip("%")) / 100 - true) > MEASURED:
-                self._now.fail(
-                    f"promise 11: {PLANNED}'s {which} is said to be {said} against {savings.get('against')}, and is"
-                    f" {100 * true:.2f}%"
-                )
-                return
+            if one.iteration >= since and one.points == recent[-1].points and one.iteration in self._iterations
+        ]
+        count = measured["iterations"]
+        # The status is a little older than what is known: it may be of any iterations that follow each other.
+        true = [self._saved(planned[first : first + count]) for first in range(len(planned) - count + 1)]
+        said = tuple(float(savings[which].rstrip("%")) / 100 for which in ("energy", "slowdown"))
+        if true and not any(all(abs(a - b) <= MEASURED for a, b in zip(said, each, strict=True)) for each in true):
+            energy, slowdown = true[-1]
+            self._now.fail(
+                f"promise 11: of {PLANNED} {count} iterations are said to have saved {savings['energy']} and to be"
+                f" {savings['slowdown']} slower, and saved {100 * energy:.2f}% and were {100 * slowdown:.2f}% slower"
+            )
+
+    def _saved(self, planned: list[tuple[int, float]]) -> tuple[float, float]:
+        """Shares of energy and time, of medians, as the status is."""
+        time, energy = (
+            median(one[place] for one in planned) / median(one[place] for one in self._at_default) for place in (0, 1)
+        )
+        return 1 - energy, time - 1
