@@ -194,6 +194,21 @@ MUTANTS_OF_OPERATORS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
+        "bound-of-twice-the-slowdown",
+        "perseus_operator.api.objective",
+        "promise 5",
+        ("else ratio_from_percent(self.max_slowdown)", "else 2 * ratio_from_percent(self.max_slowdown)"),
+    ),
+    mutant(
+        "saved-of-more-than-was-drawn",
+        "perseus_operator.families.training.status.status",
+        "promise 11",
+        (
+            "energy=percent(1 - measured.energy_mj / baseline.energy_mj)",
+            "energy=percent(1 - 0.95 * measured.energy_mj / baseline.energy_mj)",
+        ),
+    ),
+    mutant(
         "engines-of-other-models-follow",
         "perseus_operator.families.serving.features.signals.replicas",
         "promise 3",
