@@ -31,8 +31,10 @@ UNKEPT_S: Final = 4.0
 """After two deaths: until the next agent has read its journal."""
 FOREIGN_S: Final = 4.0
 """Until a foreign lock is noticed: three looks in a row, and what settles before."""
-DRIVER: Final = {"driver hangs": 25.0, "driver refuses": 8.0, "GPU fails": 8.0, "GPUs lost": 25.0}
-"""How long after such a fault a GPU may still be locked: resets are tried at growing pauses, a lost GPU is watched."""
+DRIVER: Final = {"driver hangs": 25.0, "GPUs lost": 25.0}
+"""How long after such a fault a GPU may still be locked: calls return late, a lost GPU is watched."""
+REFUSING: Final = {"driver refuses": 1.5, "GPU fails": 1.5}
+"""The same, beyond another time as long as the fault: resets are tried at pauses that double."""
 MOST_KEPT: Final = 8_000
 """Values of the iterations of a job: 32 that lack one of four ranks, and 64 that are judged, are 6,000."""
 OF_THE_API: Final = frozenset(
@@ -101,8 +103,9 @@ class Promises:
         self.pace.begun(fault)
 
     def _excuse(self, fault: Fault) -> None:
-        if fault.kind in DRIVER:
-            until_ns = self._now.now_ns + int((fault.lasts_s + DRIVER[fault.kind]) * NS)
+        if fault.kind in DRIVER or fault.kind in REFUSING:
+            after_s = DRIVER[fault.kind] if fault.kind in DRIVER else fault.lasts_s + REFUSING[fault.kind]
+            until_ns = self._now.now_ns + int((fault.lasts_s + after_s) * NS)
             node = self._node_of(fault)
             self._excused_ns[node] = max(self._excused_ns.get(node, 0), until_ns)
             self.serving.disturbed(until_ns)
