@@ -24,6 +24,8 @@ OF_CLOCKS: Final = frozenset(("driver slow", "stranger calls", *OF_SERVING))
 """Faults beside which a bound is kept."""
 MEASURED: Final = 0.01
 """By how much a saving that is said may differ from that of the same iterations, by the world's own counters."""
+LEAST: Final = 3
+"""Iterations of a saving that is looked at: fewer may be of a plan that has gone since the status was written."""
 
 
 class Pace:
@@ -111,6 +113,8 @@ class Pace:
             if one.iteration >= since and one.points == recent[-1].points and one.iteration in self._iterations
         ]
         count = measured["iterations"]
+        if count < LEAST:
+            return
         # The status is a little older than what is known: it may be of any iterations that follow each other.
         true = [self._saved(planned[first : first + count]) for first in range(len(planned) - count + 1)]
         said = tuple(float(savings[which].rstrip("%")) / 100 for which in ("energy", "slowdown"))

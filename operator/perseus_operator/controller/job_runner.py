@@ -35,7 +35,7 @@ from perseus_operator.jobs.lifecycle import next_deletion
 from perseus_operator.jobs.services import BACKOFF_S, Services
 from perseus_operator.jobs.tracing import EditTrace
 from perseus_operator.jobs.wake import Wake
-from perseus_operator.nodes.actions import AwaitRenewal, NodeAction, NodeCommand, Renew, Select, next_actions
+from perseus_operator.nodes.actions import AwaitRenewal, NodeAction, NodeCommand, Push, Renew, Select, next_actions
 from perseus_operator.nodes.node import Node
 from perseus_operator.nodes.workloads import select
 from perseus_operator.objects.values import JobRef, Json, Now, Pod
@@ -279,7 +279,7 @@ class JobRunner:
             node.renewal_started()
             self._spawn(self._renew(node, action), otherwise=lambda: self._renewed(node))
             return
-        node.command_started()
+        node.command_started(lease_stands=isinstance(action, Push | Select))
         name = type(action).__name__.lower()
         command = self._select if isinstance(action, Select) else self._nodes.command
         self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))

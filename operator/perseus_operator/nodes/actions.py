@@ -1,8 +1,8 @@
 """What to do next on each node, so that its agent holds the lease, the plans and the points that are wanted.
 
 At most one action for a node, and none while one is under way: a slow agent holds up no other. Only plans and
-selections do not wait for a renewal: the lease stands while it is renewed. Whatever else does is decided once it has
-ended (``AwaitRenewal``).
+selections do not wait for a renewal, nor a renewal for them: the lease stands meanwhile. Whatever else does is decided
+once it has ended (``AwaitRenewal``).
 """
 
 from __future__ import annotations
@@ -129,10 +129,15 @@ def next_actions(nodes: JobNodes, intent: Intent, *, now_s: float) -> Iterator[t
     renewed_until_s = _renewed_until_s(nodes, now_s)
     room = _ADDED_AT_ONCE - sum(node.busy for node in nodes.values())
     for node in nodes.values():
-        if node.busy or node.address is None:
+        if node.address is None or (node.busy and not node.lease_stands):
             continue
         if node.retry_at_s > now_s:
             yield None, node.retry_at_s
+            continue
+        if node.busy:
+            may_renew = node.leased_pods is not None and not node.renewing
+            due = may_renew and node.renew_at_s <= renewed_until_s
+            yield Renew(node.name) if due else None, node.renew_at_s if may_renew and not due else math.inf
             continue
         fits = max(node.stages, default=0) < intent.stages
         action = _next_action(

@@ -98,6 +98,8 @@ class Node:
     """A command to the agent is under way; the next one is planned when it has ended."""
     renewing: bool = False
     """So is a renewal, which holds up no plan and no selection: those of a large job take a second."""
+    lease_stands: bool = False
+    """The command under way leaves the lease as it is, which is renewed meanwhile: a plan may be lost on its way."""
     fault: Explanation | None = None
     """Why the latest command failed; None: it succeeded."""
     retry_at_s: float = 0.0
@@ -198,13 +200,13 @@ class Node:
         self.lease_lost()
         self.retry_at_s = 0.0
 
-    def command_started(self) -> None:
+    def command_started(self, *, lease_stands: bool = False) -> None:
         """A command is on its way to the agent."""
-        self.busy = True
+        self.busy, self.lease_stands = True, lease_stands
 
     def command_ended(self) -> None:
         """The command has an outcome."""
-        self.busy = False
+        self.busy = self.lease_stands = False
 
     def command_succeeded(self) -> None:
         """The agent did what it was asked."""
@@ -246,10 +248,7 @@ class Node:
             started_s: when the request was sent: the agent cannot have begun to count earlier.
             ttl_s: how long the lease lasts.
             resting: the clock that it asks for.
-            clock: as of ``lease_renewed``.
-            orders_id: as of ``lease_renewed``.
-            engine_faults: as of ``lease_renewed``.
-            energies_mj: as of ``lease_renewed``.
+            clock, orders_id, engine_faults, energies_mj: as of ``lease_renewed``.
         """
         self.leased_pods, self.resting, self.lease_asked = pods, resting, False
         self.plans.lease_acquired(plan_id, following=following)
