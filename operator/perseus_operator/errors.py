@@ -6,7 +6,8 @@ OperatorError
 │   ├── InvalidProfile   … an object that holds no usable profile: waits for an edit
 │   └── InvalidSchedule  … a custom schedule that is invalid: waits for an edit, or for other processes
 ├── SolveFailed          the solver refused or failed: waits for an edit
-│   └── SolveTimeout     … or exceeded its deadline
+│   ├── SolveTimeout     … or exceeded its deadline
+│   └── AnswerRefused    … or a solver service answered what is not so: asked again after a pause
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for the user
 ├── UnusableArgument     kubectl perseus was given what cannot be used: one line for the user
 ├── NotAllowed           a caller whose certificate carries no allowed name
@@ -57,6 +58,10 @@ class SolveFailed(OperatorError):
 
 class SolveTimeout(SolveFailed):
     """The solver was stopped at its deadline."""
+
+
+class AnswerRefused(SolveFailed):
+    """What a solver service answered is not used."""
 
 
 class CannotAnswer(OperatorError):

@@ -64,7 +64,6 @@ class Promises:
         self._fresh_ns: dict[str, int] = {}
         """Since when an agent has served without a break."""
         self._foreign = False
-        self._lied = False
         self._forged: set[str] = set()
         self.energy = Energy(world)
         self.pace = Pace(world)
@@ -84,7 +83,6 @@ class Promises:
         self.energy.begun(fault)
         self.pace.begun(fault)
         self._foreign |= fault.kind == "foreign lock"
-        self._lied |= fault.kind == "solvers lie"
         if fault.kind == "rank forges":  # its job has what it has written
             self._forged.add(f"job-{fault.place % len(self._world.training)}")
         if fault.kind in ("keeper killed", "node out of memory"):  # of two deaths the second
@@ -299,8 +297,6 @@ class Promises:
                 return
             if why or not training.ranks or not self._may_lock(name):
                 continue
-            if ready["reason"] == "SolveFailed" and self._lied:
-                continue  # it says so; what was refused is not asked for again before its inputs change
             if ready["reason"] == "GpuNotControllable" and self._foreign:
                 return  # it says so, and leaves what another program has set until the lease ends
             if ready["status"] != "True":

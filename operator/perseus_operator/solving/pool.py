@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from perseus_operator.errors import SolveFailed
+from perseus_operator.errors import AnswerRefused, SolveFailed
 from perseus_operator.solving.answers import most_calibration_bytes, most_frontier_bytes
 from perseus_operator.solving.calibration import CalibrateRequest, CheckRequest
 from perseus_operator.solving.process import Task, Verdict, run_worker
@@ -89,6 +89,7 @@ class SolverPool:
         Raises:
             InvalidProfile: the CSV breaks a rule.
             SolveTimeout: it took longer than allowed and was stopped, now or before.
+            AnswerRefused: a solver service answered what is not so.
             SolveFailed: profile, schedule and parameters do not fit, or the worker died.
         """
         asked = await asyncio.to_thread(lambda: json.dumps(asdict(request)).encode())
@@ -146,7 +147,7 @@ def _unused_if_refused() -> Iterator[None]:
     try:
         yield
     except SolveFailed as error:
-        raise SolveFailed(f"the answer of the solver service is not used: {error}") from error
+        raise AnswerRefused(f"the answer of the solver service is not used: {error}") from error
 
 
 def digest_of(task: Task, request: bytes) -> bytes:

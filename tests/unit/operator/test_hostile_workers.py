@@ -18,7 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.errors import SolveFailed
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.errors import AnswerRefused, SolveFailed
+from perseus_operator.families.training.features.frontier.inputs import Solve, inputs_digest
 from perseus_operator.families.training.training import Training
 from perseus_operator.families.training.work.calibrator import Calibrator
 from perseus_operator.jobs.job import Job as PerseusJob
@@ -181,8 +183,31 @@ def test_whatever_bytes_are_answered_there_is_one_error(noise: bytes, data: st.D
 
 async def test_the_pool_uses_no_calibration_that_does_not_bear_a_check(honest: bytes) -> None:
     assert json.loads(await pool_of(honest).calibrate(ASKED)) == json.loads(honest)
-    with pytest.raises(SolveFailed, match="the answer of the solver service is not used"):
+    with pytest.raises(AnswerRefused, match="the answer of the solver service is not used"):
         await pool_of(b'{"calibration": "[[[[", "change": 0}').calibrate(ASKED)
+
+
+def test_a_service_whose_answer_was_refused_is_asked_again_after_pauses_that_double(job: Any) -> None:
+    """Seeds of the simulation in which it had lied once: there was no plan before the inputs changed."""
+    inputs, solve = job.state.inputs, job.state.solve
+    inputs.read_at_s, inputs.profile_digest = job.now_s, "csv"
+    wanted = Solve(inputs_digest(job.spec, "csv"))
+    refused = Explanation(Reason.SOLVE_FAILED, "it is not so")
+    for pause_s in (5, 10, 20, 40, 80, 160, 320, 600, 600):
+        assert wanted in job.decide().actions
+        solve.refused(wanted.digest, refused, now_s=job.now_s)
+        made = job.decide()
+        assert wanted not in made.actions
+        assert made.wake_at_s <= job.now_s + pause_s
+        job.now_s += pause_s - 0.01
+        assert wanted not in job.decide().actions
+        job.now_s += 0.01
+    solve.failed(wanted.digest, refused)
+    job.now_s += 1e6
+    assert wanted not in job.decide().actions, "what cannot be solved is not tried again"
+    solve.refused(wanted.digest, refused, now_s=job.now_s)
+    job.now_s += 5
+    assert wanted in job.decide().actions, "pauses are short again"
 
 
 async def test_a_bad_answer_is_a_fault_of_the_calibration_and_nothing_else() -> None:

@@ -200,7 +200,7 @@ def decide(training: Training, now: Now, limits: Limits) -> TrainingDecision:
         bound_us=aim.bound_us,
         least_excess=aim.least_excess,
         wake_at_s=min(
-            inputs_wake_s(training.inputs, now_s=now.monotonic_s, limits=limits),
+            inputs_wake_s(training.inputs, training.solve, now_s=now.monotonic_s, limits=limits),
             profiling.wake_at_s if profiling else math.inf,
             stragglers.wake_at_s,
             aim.wake_at_s,

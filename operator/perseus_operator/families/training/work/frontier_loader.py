@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from perseus_core.units import ms_from_s
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, SolveTimeout
+from perseus_operator.errors import AnswerRefused, InvalidProfile, KubeError, SolveFailed, SolveTimeout
 from perseus_operator.families.training.training import Training
 from perseus_operator.jobs.services import Services
 from perseus_operator.solving.frontier import (
@@ -59,6 +59,10 @@ class FrontierLoader:
                 metrics.restores.inc()
         except InvalidProfile as error:
             training.solve.failed(digest, Explanation(Reason.PROFILE_INVALID, str(error)))
+        except AnswerRefused as error:
+            metrics.solves.labels("failed").inc()
+            refused = Explanation(Reason.SOLVE_FAILED, f"{error}; it is asked again after a pause")
+            training.solve.refused(digest, refused, now_s=self._services.monotonic_s())
         except SolveFailed as error:
             metrics.solves.labels("failed").inc()
             reason = Reason.SOLVE_TIMEOUT if isinstance(error, SolveTimeout) else Reason.SOLVE_FAILED

@@ -126,17 +126,19 @@ def input_actions(
         )
         measured = parts.calibration.digest_in_use
         digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
-        if _solve_due(parts.solve, digest):
+        if _solve_due(parts.solve, digest, now_s):
             actions.append(Solve(digest, digest_with()))
         elif basis is PlanBasis.PROFILE and _calibrate_due(parts, limits):
             actions.append(Calibrate())
     return actions
 
 
-def inputs_wake_s(inputs: InputProgress, *, now_s: float, limits: Limits) -> float:
+def inputs_wake_s(inputs: InputProgress, solve: SolveProgress, *, now_s: float, limits: Limits) -> float:
     """When to look again at the latest (monotonic)."""
     due_s = _read_due_s(inputs, limits)
     refresh_s = now_s + limits.profile_refresh_s
+    if now_s < solve.again_at_s:
+        refresh_s = min(refresh_s, solve.again_at_s)
     return min(due_s, refresh_s) if not inputs.reading and due_s > now_s else refresh_s
 
 
@@ -147,9 +149,9 @@ def _read_due_s(inputs: InputProgress, limits: Limits) -> float:
     return inputs.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
 
 
-def _solve_due(solve: SolveProgress, digest: str) -> bool:
+def _solve_due(solve: SolveProgress, digest: str, now_s: float) -> bool:
     have = any(view is not None and view.digest == digest for view in (solve.frontier, solve.coming))
-    failed = solve.fault is not None and solve.fault[0] == digest
+    failed = solve.fault is not None and solve.fault[0] == digest and now_s < solve.again_at_s
     return not have and not failed and solve.solving is None
 
 

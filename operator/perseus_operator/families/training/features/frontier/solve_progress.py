@@ -6,10 +6,16 @@ and ends; a frontier is adopted or forgotten.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.solving.view import FrontierView, PlannedTimes
+
+_AGAIN_S: Final = 5.0
+_AGAIN_MOST_S: Final = 600.0
+"""Pauses before a solver service is asked again whose answer was refused: they double."""
 
 
 @dataclass
@@ -32,6 +38,10 @@ class SolveProgress:
     """What is being solved says nothing about what is to be planned now."""
     fault: tuple[str, Explanation] | None = None
     """Digest of the inputs that could not be solved, and why."""
+    again_at_s: float = math.inf
+    """When these are to be solved again (monotonic); infinite: never."""
+    refusals: int = 0
+    """Answers in a row that were refused."""
 
     @property
     def refining(self) -> bool:
@@ -45,6 +55,7 @@ class SolveProgress:
     def succeeded(self, frontier: FrontierView, planned_times: PlannedTimes) -> None:
         """There is a new frontier, which is to be adopted."""
         self.fault, self.coming, self.coming_times = None, frontier, planned_times
+        self.again_at_s, self.refusals = math.inf, 0
         self.basis = self.solving_basis
 
     def adopted(self) -> None:
@@ -54,7 +65,13 @@ class SolveProgress:
 
     def failed(self, digest: str, fault: Explanation) -> None:
         """These inputs have no frontier; they are not tried again."""
-        self.fault = digest, fault
+        self.fault, self.again_at_s, self.refusals = (digest, fault), math.inf, 0
+
+    def refused(self, digest: str, fault: Explanation, *, now_s: float) -> None:
+        """What a solver service answered is not used; it is asked again after a pause."""
+        again_at_s, refusals = now_s + min(_AGAIN_MOST_S, _AGAIN_S * 2.0**self.refusals), self.refusals + 1
+        self.failed(digest, fault)
+        self.again_at_s, self.refusals = again_at_s, refusals
 
     def ended(self) -> None:
         """Nothing is being solved any more."""
