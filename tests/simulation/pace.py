@@ -106,16 +106,15 @@ class Pace:
             return
         training = runner.family.training  # type: ignore[attr-defined]
         recent = [] if training.history is None else [one for one in training.history.recent if not one.mixed]
-        since = runner.job.nodes.plan_since
         planned = [
             self._iterations[one.iteration]
             for one in recent
-            if one.iteration >= since and one.points == recent[-1].points and one.iteration in self._iterations
+            if one.points == recent[-1].points and one.iteration in self._iterations
         ]
         count = measured["iterations"]
         if count < LEAST:
             return
-        # The status is a little older than what is known: it may be of any iterations that follow each other.
+        # The status is older than what is known, and the plan may have begun again: any that follow each other count.
         true = [self._saved(planned[first : first + count]) for first in range(len(planned) - count + 1)]
         said = tuple(float(savings[which].rstrip("%")) / 100 for which in ("energy", "slowdown"))
         if true and not any(all(abs(a - b) <= MEASURED for a, b in zip(said, each, strict=True)) for each in true):
