@@ -172,6 +172,12 @@ def compared(job: Training) -> Pipeline | Misfit | Explanation:
     return shape_of_ranks(job.state.job, stated)
 
 
+def why_not(job: Training) -> Reason:
+    found = compared(job)
+    assert isinstance(found, Explanation)
+    return found.reason
+
+
 def test_processes_in_their_places_fit_the_stated_shape() -> None:
     job = Training(STATED)
     job.connect_all(own=ONE_F_ONE_B)
@@ -212,18 +218,14 @@ def test_fewer_processes_than_stated_are_not_judged() -> None:
     job.connect(0, 0, 0)
     job.connect(1, 0, 1)
     job.declare(STEP)
-    found = compared(job)
-    assert isinstance(found, Explanation)
-    assert found.reason is Reason.WAITING_FOR_RANKS
+    assert why_not(job) is Reason.WAITING_FOR_RANKS
 
 
 def test_pipelines_that_have_joined_keep_the_plans_of_the_others() -> None:
     """``dataParallel`` may be edited, and the plans of a pipeline stay what they are."""
     job = Training({"pipeline": {**STATED["pipeline"], "dataParallel": 1}})
     job.connect_all(own=ONE_F_ONE_B)
-    found = compared(job)
-    assert isinstance(found, Explanation)
-    assert found.reason is Reason.RANKS_MISMATCH
+    assert why_not(job) is Reason.RANKS_MISMATCH
 
 
 def test_a_stage_that_no_plan_set_can_have_stays_a_mismatch() -> None:
@@ -232,9 +234,7 @@ def test_a_stage_that_no_plan_set_can_have_stays_a_mismatch() -> None:
     odd = job.nodes[1].ranks.pop(RankId(1, 1))
     job.connect(1, 1, 5_000, pid=odd.pid)
     job.declare(STEP)
-    found = compared(job)
-    assert isinstance(found, Explanation)
-    assert found.reason is Reason.RANKS_MISMATCH
+    assert why_not(job) is Reason.RANKS_MISMATCH
 
 
 def test_two_processes_at_one_place_get_no_clock() -> None:
